@@ -1,0 +1,46 @@
+"""`helexa check-config`: what the configuration amounts to, or what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from helexa.config import Config, describe
+
+
+def check(config: Config, config_file: Path | None, out: TextIO) -> int:
+    """Prints every key whose value is not the default. The configuration was loaded, so it is right."""
+    print(f"configuration: {config_file or 'no file, defaults only'}", file=out)
+    for item in describe():
+        value = _value(config, item.path)
+        if value != item.default and not item.path.startswith("paths."):
+            print(f"  {item.path} = {json.dumps(value)}", file=out)
+    print("all keys are known and their values fit", file=out)
+    return 0
+
+
+def list_keys(out: TextIO) -> int:
+    """Prints every key as TOML, with its documentation."""
+    section = ""
+    for item in sorted(describe(), key=lambda item: "." in item.path):
+        head, _, leaf = item.path.rpartition(".")
+        if head != section:
+            section = head
+            print(f"\n[{section}]", file=out)
+        unit = f" [{item.unit}]" if item.unit else ""
+        print(f"# {item.doc}{unit} ({item.type}; {item.reload})", file=out)
+        print(f"{leaf} = {_toml(item.default)}", file=out)
+    return 0
+
+
+def _toml(value: Any) -> str:
+    return "{}" if value == {} else json.dumps(value)
+
+
+def _value(config: Config, path: str) -> Any:
+    here: Any = config
+    for name in path.split("."):
+        here = getattr(here, name)
+    return dataclasses.asdict(here) if dataclasses.is_dataclass(here) and not isinstance(here, type) else here

@@ -1,0 +1,331 @@
+"""The configuration: one frozen tree, from `helexa.toml`, flags and the environment, resolved once by the supervisor.
+
+This is the only module that reads environment variables. Each key has a unit, a default and a line of documentation
+(`helexa check-config --list` prints them; docs/configuration.md is made from them). An unknown key is an error that names the
+nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from helexa.errors import ConfigError
+
+Reload = Literal["live", "restart"]
+
+
+def key(
+    default: Any, doc: str, *, unit: str = "", reload: Reload = "restart", least: float | None = None, most: float | None = None
+) -> Any:
+    """A configuration key. Mutable defaults are copied for each tree."""
+    metadata = {"doc": doc, "unit": unit, "reload": reload, "least": least, "most": most}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: default.copy(), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Server:
+    host: str = key(
+        "127.0.0.1", "Address to listen on. Anything but loopback is open to your network: there are no API keys yet."
+    )
+    port: int = key(8000, "TCP port; also names the run directory.", least=1, most=65535)
+    web_workers: int = key(1, "Web worker processes.", least=1, most=64)
+    max_connections: int = key(1024, "Connections a web worker holds; more get 503.", least=1)
+    max_body_bytes: int = key(8 * 1024 * 1024, "Largest request body; more gets 413.", unit="bytes", least=1024)
+    keep_alive_s: int = key(5, "How long an idle connection stays open.", unit="seconds", least=0)
+    drain_s: int = key(600, "How long a stop waits for running requests.", unit="seconds", least=0)
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    source: str = key("smollm2", "The model served: an alias, or scheme:name (docs/models.md).")
+    name: str = key("", "The name clients use; empty: the source as given.")
+    context: int = key(0, "Longest prompt + output; 0: what the model was trained for.", unit="tokens", least=0)
+
+
+@dataclass(frozen=True)
+class Admission:
+    seats: int | Literal["auto"] = key("auto", "Sequences that run at once; `auto`: by memory, at most 64.", least=1, most=256)
+    queue_depth: int = key(256, "Requests that may wait; one more gets 503.", least=0)
+    queue_wait_s: float = key(30.0, "Longest wait for a seat, then 503.", unit="seconds", least=0.0)
+    batching: bool = key(True, "false: one sequence at a time.")
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    step_tokens: int = key(
+        512, "Most tokens computed in one step; used in full when nothing decodes.", unit="tokens", least=16, most=4096
+    )
+    min_step_ms: float = key(
+        25.0, "A step with decoding sequences may last twice a decode-only step, or this.", unit="milliseconds", least=0.0
+    )
+
+
+@dataclass(frozen=True)
+class Memory:
+    limit_mib: int | Literal["auto"] = key(
+        "auto",
+        "Ceiling for weights, KV cache and workspace; `auto`: 70 % of what the machine and its cgroups leave free.",
+        unit="MiB",
+        least=64,
+    )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    temperature: float = key(0.7, "For requests and models that name none.", least=0.0, most=100.0)
+    unseeded: Literal["random", "prompt"] = key(
+        "random", "Seed of a request that gives none: drawn at the door, or made from its prompt."
+    )
+
+
+@dataclass(frozen=True)
+class Streaming:
+    credit_tokens: int = key(
+        512, "Output tokens the engine may run ahead of a client that does not read.", unit="tokens", least=1
+    )
+    slow_client_s: float = key(
+        60.0, "A client that reads nothing for so long while output waits is ended.", unit="seconds", least=0.1
+    )
+    keep_alive_s: float = key(15.0, "A silent stream carries a comment this often.", unit="seconds", least=0.1)
+
+
+@dataclass(frozen=True)
+class Cpu:
+    threads: int | Literal["auto"] = key(
+        "auto", "Threads of a device worker; `auto`: physical cores it may use.", least=1, most=1024
+    )
+    ops: Literal["auto", "native", "reference"] = key(
+        "auto", "Which ops run; `auto`: native where built, else the NumPy reference."
+    )
+
+
+@dataclass(frozen=True)
+class Logging:
+    level: Literal["debug", "info", "warning", "error"] = key("info", "Least severe line that is logged.")
+    format: Literal["text", "json"] = key("text", "Log lines on stderr.")
+
+
+@dataclass(frozen=True)
+class Paths:
+    cache: str = key("", "Where models are kept; empty: $XDG_CACHE_HOME/helexa or ~/.cache/helexa.")
+    run: str = key("", "Parent of the run directory; empty: $XDG_RUNTIME_DIR/helexa or the system's temp folder.")
+
+
+@dataclass(frozen=True)
+class Hub:
+    endpoint: str = key("", "Base address of a Hugging Face Hub; empty: the public one.")
+    auth_env: str = key("HF_TOKEN", "Environment variable that holds the access token.")
+
+
+@dataclass(frozen=True)
+class Config:
+    server: Server = field(default_factory=Server)
+    model: ModelChoice = field(default_factory=ModelChoice)
+    admission: Admission = field(default_factory=Admission)
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    memory: Memory = field(default_factory=Memory)
+    sampling: Sampling = field(default_factory=Sampling)
+    streaming: Streaming = field(default_factory=Streaming)
+    cpu: Cpu = field(default_factory=Cpu)
+    logging: Logging = field(default_factory=Logging)
+    paths: Paths = field(default_factory=Paths)
+    hub: Hub = field(default_factory=Hub)
+    aliases: dict[str, str] = key({}, 'Names of your own for model sources: name = "scheme:rest".')
+    default_source: str = key("huggingface", "Scheme of a model name that has none and is no alias.")
+    offline: bool = key(False, "Never use the network; models must be in the cache.")
+
+
+@dataclass(frozen=True)
+class KeyDoc:
+    """One key for people: `path` is section.name."""
+
+    path: str
+    default: Any
+    doc: str
+    unit: str
+    reload: str
+    type: str
+
+
+def describe(section: type[Any] = Config, prefix: str = "") -> Iterator[KeyDoc]:
+    """Every key of the tree, in order."""
+    hints = typing.get_type_hints(section)
+    for item in dataclasses.fields(section):
+        hint = hints[item.name]
+        if dataclasses.is_dataclass(hint):
+            yield from describe(typing.cast(type[Any], hint), f"{prefix}{item.name}.")
+            continue
+        default = item.default if item.default is not dataclasses.MISSING else typing.cast(Any, item.default_factory)()
+        meta = item.metadata
+        yield KeyDoc(f"{prefix}{item.name}", default, meta["doc"], meta["unit"], meta["reload"], _type_name(hint))
+
+
+def load(path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Config:
+    """The tree from a TOML file (None: no file), then flags keyed by path (`server.port`), then the environment's folders."""
+    environ = os.environ if environ is None else environ
+    table: dict[str, Any] = {}
+    if path is not None:
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for name, value in flags.items():
+        section, _, leaf = name.rpartition(".")
+        target = table.setdefault(section, {}) if section else table
+        target[leaf] = value
+    config = _build(Config, table, "")
+    paths = dataclasses.replace(
+        config.paths,
+        cache=config.paths.cache or _default_cache(environ),
+        run=config.paths.run or _default_run(environ),
+    )
+    return dataclasses.replace(config, paths=paths)
+
+
+FLAGS_VARIABLE = "HELEXA_FLAGS"
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Config:
+    """The tree of a service that `helexa serve`, or gunicorn by itself, starts: the file that counts, and serve's flags."""
+    environ = os.environ if environ is None else environ
+    try:
+        flags = json.loads(environ.get(FLAGS_VARIABLE, "{}"))
+    except ValueError:
+        flags = None
+    if not isinstance(flags, dict):
+        raise ConfigError(f"${FLAGS_VARIABLE} is not a JSON object; it is set by `helexa serve` alone")
+    return load(find_file(None, environ), flags, environ)
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child process."""
+    return {**os.environ, **extra}
+
+
+def secret(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """The value of the environment variable that a key such as `hub.auth_env` names; empty where there is none."""
+    return (os.environ if environ is None else environ).get(name, "") if name else ""
+
+
+def find_file(flag: str | None, environ: Mapping[str, str] | None = None) -> Path | None:
+    """Which helexa.toml counts: the flag, $HELEXA_CONFIG, ./helexa.toml, else the user's own; None when there is none."""
+    environ = os.environ if environ is None else environ
+    named = flag or environ.get("HELEXA_CONFIG")
+    if named:
+        return Path(named)
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    for candidate in (Path("helexa.toml"), home / "helexa" / "helexa.toml"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=1)
+
+
+def from_json(text: str) -> Config:
+    """The tree as `to_json` wrote it; what a child process is given."""
+    return _build(Config, json.loads(text), "")
+
+
+def read_generation(path: Path) -> Config:
+    return from_json(path.read_text(encoding="utf-8"))
+
+
+def _default_cache(environ: Mapping[str, str]) -> str:
+    base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(base) / "helexa")
+
+
+def _default_run(environ: Mapping[str, str]) -> str:
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime):
+        return str(Path(runtime) / "helexa")
+    return str(Path(environ.get("TMPDIR") or "/tmp") / f"helexa-{os.getuid()}")
+
+
+S = TypeVar("S")
+
+
+def _build(section: type[S], table: Mapping[str, Any], prefix: str) -> S:
+    hints = typing.get_type_hints(section)
+    fields = {item.name: item for item in dataclasses.fields(typing.cast(Any, section))}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        path = f"{prefix}{name}"
+        if name not in fields:
+            raise ConfigError(f"unknown key `{path}`{_nearest(path)}")
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, dict):
+                raise ConfigError(f"`{path}` is a section: write [{path}]")
+            values[name] = _build(typing.cast(type[Any], hint), value, f"{path}.")
+        else:
+            values[name] = _checked(path, value, hint, fields[name].metadata)
+    return section(**values)
+
+
+def _nearest(path: str) -> str:
+    known = [item.path for item in describe()]
+    known += sorted({item.partition(".")[0] for item in known if "." in item})
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    if not close:
+        leaf = path.rpartition(".")[2]
+        close = [item for item in known if item.rpartition(".")[2] == leaf]
+    return f"; did you mean `{close[0]}`?" if close else "; `helexa check-config --list` prints every key"
+
+
+def _checked(path: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
+    if not _fits(value, hint):
+        raise ConfigError(f"`{path}` = {value!r}: expected {_type_name(hint)}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        least, most = meta["least"], meta["most"]
+        if (least is not None and not value >= least) or (most is not None and not value <= most):
+            limits = f"at least {least}" if most is None else f"between {least} and {most}"
+            raise ConfigError(f"`{path}` = {value!r}: must be {limits}{' ' + meta['unit'] if meta['unit'] else ''}")
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, arm) for arm in args)
+    if origin is Literal:
+        return value in args and not isinstance(value, bool)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items())
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _type_name(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(arm) for arm in args)
+    if origin is Literal:
+        return " or ".join(f'"{arm}"' for arm in args)
+    if origin is list:
+        return f"a list of {_type_name(args[0])}"
+    if origin is dict:
+        return f"a table of {_type_name(args[1])}"
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}.get(hint, str(hint))

@@ -1,0 +1,72 @@
+"""Whether a request is taken: what can never fit is the client's error, what does not fit now is ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helexa.errors import RequestError
+from helexa.scheduler.block_pool import BLOCK_SIZE, blocks_for
+from ipc.messages import Generate
+
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one model's group can hold."""
+
+    context: int  # tokens, prompt + output
+    vocab: int  # width of the logits
+    seats: int
+    blocks: int
+    queue_depth: int
+    queue_wait_s: float
+    step_tokens: int
+    min_step_ms: float
+    slow_client_s: float
+
+
+def check_possible(message: Generate, limits: Limits) -> None:
+    """Raises RequestError for what no amount of waiting would make possible, before any work is done."""
+    prompt = len(message.prompt_ids)
+    if prompt == 0:
+        raise RequestError("empty_prompt", "the prompt has no tokens; send at least one", "prompt")
+    if len(message.seeds) != len(message.output_ids):
+        raise RequestError("invalid_value", "seeds and output_ids need one entry a choice each", "seeds")
+    wanted = prompt + message.params.max_tokens
+    if wanted > limits.context:
+        raise RequestError(
+            "context_length_exceeded",
+            f"{prompt} prompt tokens and max_tokens {message.params.max_tokens} make {wanted}; the context holds "
+            f"{limits.context}. Shorten the prompt or lower max_tokens",
+            "prompt" if prompt >= limits.context else "max_tokens",
+        )
+    if blocks_for(wanted) > limits.blocks:
+        raise RequestError(
+            "context_length_exceeded",
+            f"{wanted} tokens need {blocks_for(wanted)} KV blocks; the server has memory for {limits.blocks} "
+            f"({limits.blocks * BLOCK_SIZE} tokens). Shorten the request, or raise memory.limit_mib",
+            "max_tokens",
+        )
+    _check_ids("prompt", message.prompt_ids, limits.vocab)
+    for ids in message.output_ids:
+        _check_ids("output_ids", ids, limits.vocab)
+        if len(ids) > message.params.max_tokens:
+            raise RequestError("invalid_value", "output_ids holds more than max_tokens", "output_ids")
+    _check_ids("stop_token_ids", message.params.stop_token_ids, limits.vocab)
+    _check_ids("logit_bias", list(message.params.logit_bias), limits.vocab)
+
+
+def check_room(choices: int, waiting: int, free_seats: int, limits: Limits) -> None:
+    """Raises RequestError when the queue is full."""
+    if waiting + choices > limits.queue_depth + free_seats:
+        raise RequestError(
+            "queue_full",
+            f"{waiting} requests wait and {limits.queue_depth} may; try again later, or raise admission.queue_depth",
+            retry_after=RETRY_AFTER_S,
+        )
+
+
+def _check_ids(field: str, ids: list[int], vocab: int) -> None:
+    if ids and max(ids) >= vocab:
+        raise RequestError("invalid_value", f"token id {max(ids)} is outside the vocabulary of {vocab}", field)

@@ -1,0 +1,1 @@
+"""Messages, sockets and shared arrays: everything that crosses a process boundary. Imports nothing else of this project."""

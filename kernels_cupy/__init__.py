@@ -1,0 +1,1 @@
+"""CuPy RawKernels for GPU device workers, one folder an op: `<op>.cu`, its launcher and its reference."""

@@ -1,0 +1,89 @@
+"""Random arrivals, cancels, credit, memory pressure, lost workers: the laws hold after every step and no reply changes."""
+
+from __future__ import annotations
+
+from engine_driver import CLIENT, FakeWorker, Peer, expected_output, generate, make_scheduler, run_until_idle, step
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from helexa.errors import RequestError
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.scheduler = make_scheduler(blocks=24, seats=5, queue_depth=8, step_tokens=32, context=200)
+        self.worker = FakeWorker()
+        self.peer = Peer(self.scheduler)
+        self.asked = {}
+        self.cancelled = set()
+        self.incarnation = 1
+        self.count = 0
+
+    @rule(
+        prompt=st.lists(st.integers(3, 49), min_size=1, max_size=60),
+        max_tokens=st.integers(1, 60),
+        choices=st.integers(1, 3),
+        credit=st.sampled_from([0, 1, 5, 1000]),
+        min_tokens=st.integers(0, 5),
+    )
+    def arrive(self, prompt, max_tokens, choices, credit, min_tokens):
+        self.count += 1
+        seeds = [self.count * 10 + choice for choice in range(choices)]
+        message = generate(f"r{self.count}", prompt, credit=credit, seeds=seeds, max_tokens=max_tokens, min_tokens=min_tokens)
+        try:
+            self.scheduler.add(CLIENT, message, 0.0)
+        except RequestError as error:
+            assert error.code == "queue_full"
+            return
+        self.asked[message.req_id] = message
+
+    @rule(steps=st.integers(1, 12))
+    def run(self, steps):
+        for _ in range(steps):
+            step(self.scheduler, self.worker, self.peer)
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        if self.asked:
+            req_id = data.draw(st.sampled_from(sorted(self.asked)))
+            for choice in range(len(self.asked[req_id].seeds)):
+                self.peer.abort(req_id, choice)
+            self.cancelled.add(req_id)
+
+    @rule(data=st.data(), upto=st.integers(0, 80))
+    def extend_credit(self, data, upto):
+        if self.asked:
+            req_id = data.draw(st.sampled_from(sorted(self.asked)))
+            for choice in range(len(self.asked[req_id].seeds)):
+                self.peer.credit(req_id, upto, choice)
+
+    @rule(in_flight=st.booleans())
+    def lose_worker(self, in_flight):
+        if in_flight:
+            self.scheduler.plan_step(0.0)
+        self.incarnation += 1
+        self.scheduler.worker_lost(self.incarnation)
+        self.worker = FakeWorker()
+
+    @invariant()
+    def laws_hold(self):
+        self.scheduler.check()
+
+    def teardown(self):
+        for req_id, message in self.asked.items():
+            for choice in range(len(message.seeds)):
+                self.peer.credit(req_id, 10_000, choice)
+        run_until_idle(self.scheduler, self.worker, self.peer)
+        assert self.scheduler.num_live() == 0 and self.scheduler.pool.num_used == 0
+        for req_id, message in self.asked.items():
+            if req_id in self.cancelled:
+                continue
+            for choice, seed in enumerate(message.seeds):
+                assert self.peer.held[req_id, choice] == expected_output(message.prompt_ids, seed, message.params, context=200)
+                assert self.peer.finishes[req_id, choice].output_tokens == len(self.peer.held[req_id, choice])
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

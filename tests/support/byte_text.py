@@ -1,0 +1,38 @@
+"""A tokenizer for tests: a token a byte, and a few control tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from helexa.errors import RequestError
+from helexa.web.model_text import ModelText
+
+EOS = 256
+CONTROL = {256: "<|eos|>", 257: "<|user|>", 258: "<|assistant|>", 259: "<|pad|>"}
+
+
+class ByteTokenizer:
+    vocab = 260
+    bos_id: int | None = None
+    add_bos = False
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, id: int) -> bytes:
+        return bytes([id]) if id < 256 else b""
+
+    def token_text(self, id: int) -> str:
+        return CONTROL.get(id) or self.token_bytes(id).decode("utf-8", "replace")
+
+
+class PlainTemplate:
+    def render(self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True) -> str:
+        if any(message["role"] == "tool" for message in messages):
+            raise RequestError("template_error", "the template has no role `tool`", "messages")
+        return "".join(f"{message['content']}" for message in messages)
+
+
+def load_byte_text(path: Path) -> ModelText:
+    return ModelText(ByteTokenizer(), PlainTemplate())

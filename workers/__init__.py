@@ -1,0 +1,1 @@
+"""Device workers: one process per (model, rank) turns step plans into tokens."""

@@ -1,0 +1,136 @@
+"""One loaded model: runs plans, knows nothing of sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from helexa.formats.gguf import GGUFFile
+from ipc.messages import Plan, Result, RowError
+from workers import inputs, sampler
+from workers.inputs import BLOCK_SIZE, StepInputs
+from workers.models.registry import Model, load_model
+from workers.ops.protocol import Ops
+from workers.seats import PlanError, Seats
+
+PRICE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+PRICE_RUNS = 4
+PRICE_BUDGET_S = 1.0
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """A step's messages, and whether one of its sequences may have ended (which ends a multi-step run)."""
+
+    row_errors: list[RowError]
+    result: Result
+    may_end: bool
+
+
+class Runner:
+    """Weights are loaded at once; `allocate` gives the seats and KV that plans use."""
+
+    def __init__(self, file: GGUFFile, ops: Ops, context: int, end_ids: list[int]) -> None:
+        self.ops = ops
+        self.model: Model = load_model(file, ops)
+        self.context = min(context or self.model.context, self.model.context)
+        self.end_ids = end_ids
+        self._seats: Seats | None = None
+
+    def bytes_per_block(self) -> int:
+        return self.ops.bytes_per_block(self.model.layers, self.model.kv_heads, self.model.head_dim)
+
+    def allocate(self, blocks: int, seats: int) -> int:
+        """Forgets every sequence. Returns the KV cache's bytes; raises MemoryError."""
+        self._seats = Seats(seats, blocks, -(-self.context // BLOCK_SIZE))
+        return self.ops.allocate_kv(self.model.layers, blocks, self.model.kv_heads, self.model.head_dim)
+
+    def step(self, plan: Plan, substep: int, clock: Callable[[], float]) -> StepOutput:
+        """Runs a plan's step number `substep`; raises PlanError where plan and seats disagree. `clock` is in seconds."""
+        started = clock()
+        if self._seats is None:
+            raise PlanError("a plan came before AllocateKV")
+        self._seats.apply(plan)
+        fed = self._seats.feed(plan)
+        logits = self.ops.run(self.model.forward, inputs.build(plan, fed, self._seats, self.model.vocab))
+        indices = [index for index, samples in zip(plan.seats, plan.samples, strict=True) if samples]
+        seats = [self._seats[index] for index in indices]
+        drawn = sampler.draw(logits, seats, self.ops, self.end_ids)
+        for seat, token in zip(seats, drawn.ids, strict=True):
+            if token >= 0:
+                seat.ids.append(token)
+        errors = [
+            RowError(plan.incarnation, plan.step, index, error)
+            for index, error in zip(indices, drawn.errors, strict=True)
+            if error
+        ]
+        ends = any(
+            token in self.end_ids or token in seat.params.stop_token_ids for seat, token in zip(seats, drawn.ids, strict=True)
+        )
+        result = Result(
+            incarnation=plan.incarnation,
+            step=plan.step,
+            substep=substep,
+            last=substep + 1 == plan.repeat,
+            seats=indices,
+            ids=drawn.ids,
+            logprobs={indices[row]: value for row, value in drawn.logprobs.items()},
+            hashes={indices[row]: value for row, value in drawn.hashes.items()},
+            milliseconds=(clock() - started) * 1e3,
+        )
+        return StepOutput(errors, result, bool(errors) or ends)
+
+    def measure_prices(self, max_step_tokens: int, clock: Callable[[], float]) -> list[tuple[int, float]]:
+        """(rows, milliseconds) of a forward, the fastest of a few runs each, within PRICE_BUDGET_S in all. Leaves no KV."""
+        prices: list[tuple[int, float]] = []
+        sizes = [rows for rows in PRICE_ROWS if rows <= max_step_tokens]
+        self.ops.allocate_kv(self.model.layers, -(-sizes[-1] // BLOCK_SIZE), self.model.kv_heads, self.model.head_dim)
+        started = clock()
+        self.ops.run(self.model.forward, _probe_step(1))
+        for rows in sizes:
+            if prices and clock() - started > PRICE_BUDGET_S:
+                break
+            times = []
+            for _ in range(PRICE_RUNS):
+                before = clock()
+                self.ops.run(self.model.forward, _probe_step(rows))
+                times.append((clock() - before) * 1e3)
+                if clock() - started > PRICE_BUDGET_S:
+                    break
+            prices.append((rows, min(times)))
+        return prices
+
+
+def next_plan(plan: Plan) -> Plan:
+    """The step after a plan of decode rows, within its `repeat`: one more position each, nothing else new."""
+    return Plan(
+        plan.incarnation,
+        plan.step,
+        plan.repeat,
+        [],
+        [],
+        plan.seats,
+        [start + count for start, count in zip(plan.starts, plan.counts, strict=True)],
+        [1] * len(plan.seats),
+        [0] * len(plan.seats),
+        [True] * len(plan.seats),
+        [],
+        [],
+        [],
+    )
+
+
+def _probe_step(rows: int) -> StepInputs:
+    """One sequence of `rows` new tokens whose last wants logits."""
+    blocks = -(-rows // BLOCK_SIZE)
+    return StepInputs(
+        token_ids=np.zeros(rows, np.int32),
+        positions=np.arange(rows, dtype=np.int32),
+        sequence_of_row=np.zeros(rows, np.int32),
+        row_start=np.array([0, rows], np.int32),
+        context_lens=np.array([rows], np.int32),
+        block_tables=np.arange(blocks, dtype=np.int32)[None],
+        logit_rows=np.array([rows - 1], np.int32),
+    )

@@ -1,0 +1,1 @@
+"""Weights from model files, as the ops take them."""
