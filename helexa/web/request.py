@@ -1,0 +1,102 @@
+"""The typed request, between the wire formats and the engine. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ipc.messages import SamplingParams
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Messages for the model's chat template: each has `role` and a string `content`."""
+
+    messages: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    ids: list[int]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a request says about sampling and ending, as given; None is left to the server (generate.py)."""
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    logprobs: int = -1  # -1: none; k: the sampled token's and the k best
+    seed: int | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the reply looks like."""
+
+    stream: bool = False
+    include_usage: bool = False
+    token_ids: bool = False
+    token_sha: bool = False
+    echo: bool = False
+    service_tier: bool = False  # the request named one, so the reply does
+
+
+@dataclass(frozen=True)
+class WireRequest:
+    """A decoded and checked body; `prompts` has one entry except on completions."""
+
+    model: str
+    prompts: list[Prompt]
+    options: Options
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One prompt, ready for the engine: `seed` is the request's, `seeds` has one a choice."""
+
+    model: str
+    prompt_ids: list[int]
+    prompt_text: str  # for echo; "" where the prompt came from a chat template
+    params: SamplingParams
+    seed: int
+    seeds: list[int]
+    stop: list[str]
+
+    @property
+    def n(self) -> int:
+        return len(self.seeds)
+
+
+@dataclass(frozen=True)
+class ReplyMeta:
+    """What every document of one reply repeats."""
+
+    id: str
+    model: str
+    created: int  # seconds since the epoch
+    fingerprint: str
+    prompts: list[GenerationRequest]
+    shape: Shape
+    logprobs: int

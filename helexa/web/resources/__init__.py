@@ -1,0 +1,1 @@
+"""What a route does: one file a route family."""

@@ -1,0 +1,87 @@
+"""What the generating routes share: from a decoded body to a whole or a streamed reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from falcon.asgi import Request, Response
+
+from helexa import logs
+from helexa.errors import RequestError
+from helexa.web.connection import SCOPE_KEY, Connection
+from helexa.web.generate import ClientGone, Generation
+from helexa.web.middleware import context_of
+from helexa.web.prepare import prepare
+from helexa.web.request import ReplyMeta, WireRequest
+from helexa.web.resources import streaming
+from helexa.web.services import Services
+from helexa.web.wire.openai_common import Reply, Vocabulary
+
+log = logging.getLogger("helexa.web.request")
+
+MakeReply = Callable[[ReplyMeta, Vocabulary], Reply]
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it; the access log does
+
+
+async def answer(req: Request, resp: Response, services: Services, wire: WireRequest, prefix: str, make_reply: MakeReply) -> None:
+    """Fills in the response. `prefix` starts the reply's id, which is also the engine's req_id."""
+    req_id, hex = context_of(req)
+    info = await services.engine.model(wire.model)
+    text = await services.texts.of(info)
+    prompts = await asyncio.to_thread(prepare, wire, info, text, services.config.sampling)
+    meta = ReplyMeta(f"{prefix}-{hex}", info.name, int(time.time()), info.fingerprint, prompts, wire.shape, wire.options.logprobs)
+    resp.set_header("x-helexa-seed", str(prompts[0].seed))
+
+    generation = Generation(services.engine, meta.id, prompts, text, services.config.streaming.credit_tokens)
+    record = _Record(req_id, meta, generation)
+    reply = make_reply(meta, text.tokenizer)
+    connection: Connection = req.scope[SCOPE_KEY]
+    watcher = connection.watch(generation.client_gone)
+    handed_over = False
+    try:
+        await generation.start()
+        if wire.shape.stream:
+            stream = streaming.EventStream(generation, reply, services.config.streaming.keep_alive_s, record.ended)
+            stream.watched_by(watcher)
+            streaming.prepare(resp, stream)
+            handed_over = True
+            return
+        async for batch in generation.events():
+            for event in batch:
+                reply.add(event)
+        resp.media = reply.document(generation.usage())
+        record.ended(None)
+    except ClientGone as gone:
+        resp.status = CLIENT_CLOSED_REQUEST
+        record.ended(gone)
+    except RequestError as error:
+        record.ended(error)
+        raise
+    finally:
+        if not handed_over:
+            watcher.cancel()
+            generation.close()
+
+
+class _Record:
+    """The one line the log gets of a request: how it ended, its counts and times. Never its text."""
+
+    def __init__(self, req_id: str, meta: ReplyMeta, generation: Generation) -> None:
+        self._req_id = req_id
+        self._meta = meta
+        self._generation = generation
+        self._began = time.monotonic()
+
+    def ended(self, error: BaseException | None) -> None:
+        counts: dict[str, object] = {"prompt_tokens": sum(len(request.prompt_ids) for request in self._meta.prompts)}
+        with suppress(KeyError):
+            counts["output_tokens"] = self._generation.usage().completion_tokens
+        if error is not None:
+            counts["reason"] = getattr(error, "code", "client_gone")
+        outcome = "request done" if error is None else "request failed"
+        seconds = f"{time.monotonic() - self._began:.3f}"
+        logs.event(log, outcome, req_id=self._req_id, id=self._meta.id, model=self._meta.model, **counts, seconds=seconds)

@@ -1,0 +1,46 @@
+"""/health: this process is alive. /ready: a request would be served now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from falcon.asgi import Request, Response
+
+from helexa.web.services import Services
+
+
+class Health:
+    async def on_get(self, req: Request, resp: Response) -> None:
+        resp.media = {"status": "alive"}
+
+
+class Ready:
+    def __init__(self, services: Services) -> None:
+        self._engine = services.engine
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        body = self._body()
+        resp.media = body
+        if body["state"] != "ready":
+            resp.status = 503
+            resp.set_header("Retry-After", "1")
+
+    def _body(self) -> dict[str, Any]:
+        engine = self._engine
+        models = [
+            {"name": info.name, "state": info.state, "ops": info.ops, "remedy": info.remedy, "error": info.error}
+            for info in engine.models.values()
+        ]
+        return {"state": self._state(), "models": models, "incarnation": engine.streams.incarnation}
+
+    def _state(self) -> str:
+        """`ready` once one model is; else what is waited for."""
+        engine = self._engine
+        states = {info.state for info in engine.models.values()}
+        if not engine.connected:
+            return "starting" if engine.streams.incarnation is None else "scheduler_down"
+        if engine.streams.draining:
+            return "draining"
+        if "ready" in states:
+            return "ready"
+        return "failed" if states == {"failed"} else "loading"

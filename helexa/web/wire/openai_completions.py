@@ -1,0 +1,196 @@
+"""/v1/completions: a body to a WireRequest, events to `text_completion` documents, which streamed chunks are too. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from helexa.errors import RequestError
+from helexa.web.events import Event, Finished, Started, TextDelta, Token, Usage
+from helexa.web.request import GenerationRequest, Prompt, ReplyMeta, TextPrompt, TokenPrompt, WireRequest
+from helexa.web.wire import fields
+from helexa.web.wire.checks import is_token_id
+from helexa.web.wire.openai_common import (
+    Vocabulary,
+    options,
+    shape,
+    token_sha,
+    token_string,
+    tokens_with_logprobs,
+    usage_document,
+)
+
+MAX_PROMPTS = 128
+
+
+def parse(body: Mapping[str, Any]) -> WireRequest:
+    values = fields.parse(body, fields.COMPLETIONS)
+    request = WireRequest(
+        model=values["model"],
+        prompts=_prompts(values["prompt"]),
+        options=options(values, values.get("max_tokens"), values.get("logprobs", -1)),
+        shape=shape(values),
+    )
+    if request.shape.echo and request.options.logprobs >= 0:
+        raise RequestError(
+            "unsupported_parameter", "`echo` with `logprobs` is not supported: logprobs of the prompt are not served", "echo"
+        )
+    if len(request.prompts) * request.options.n > MAX_PROMPTS:
+        raise RequestError(
+            "invalid_value", f"{len(request.prompts)} prompts of {request.options.n} choices are over {MAX_PROMPTS} choices", "n"
+        )
+    return request
+
+
+def _prompts(given: Any) -> list[Prompt]:
+    if isinstance(given, str):
+        return [TextPrompt(given)]
+    if given and all(isinstance(item, str) for item in given):
+        prompts: list[Prompt] = [TextPrompt(item) for item in given]
+    elif given and all(is_token_id(item) for item in given):
+        prompts = [TokenPrompt(given)]
+    elif given and all(isinstance(item, list) and all(is_token_id(id) for id in item) for item in given):
+        prompts = [TokenPrompt(item) for item in given]
+    elif not given:
+        raise RequestError("empty_prompt", "`prompt` is an empty array", "prompt")
+    else:
+        raise RequestError(
+            "invalid_value", "`prompt` must be strings, or token ids, or arrays of token ids, not a mixture", "prompt"
+        )
+    if len(prompts) > MAX_PROMPTS:
+        raise RequestError(
+            "invalid_value", f"`prompt` has {len(prompts)} entries; at most {MAX_PROMPTS} are served at once", "prompt"
+        )
+    return prompts
+
+
+@dataclass
+class _Choice:
+    request: GenerationRequest
+    started: bool = False
+    offset: int = 0  # characters of text so far, for text_offset
+    text: list[str] = field(default_factory=list)
+    tokens: list[tuple[int, Token]] = field(default_factory=list)  # each with its text_offset
+    finished: Finished | None = None
+
+
+class CompletionsReply:
+    """A Reply (openai_common.py). Choice index = prompt index * n + choice."""
+
+    def __init__(self, meta: ReplyMeta, vocabulary: Vocabulary) -> None:
+        self._meta = meta
+        self._vocabulary = vocabulary
+        self._choices = [_Choice(request) for request in meta.prompts for _ in request.seeds]
+
+    # streamed
+
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        choice = self._choices[event.choice]
+        if isinstance(event, Started):
+            return self._opening(event.choice, choice)
+        if isinstance(event, TextDelta):
+            tokens = self._placed(choice, event)
+            wants_tokens = self._meta.shape.token_ids or self._meta.logprobs >= 0
+            if not event.text and not (tokens and wants_tokens):
+                return []
+            return [self._chunk(event.choice, event.text, tokens, None)]
+        return [self._chunk(event.choice, "", [(choice.offset, Token(id)) for id in event.tail], event)]
+
+    def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
+        return [{**self._head(), "choices": [], "usage": usage_document(usage)}] if self._meta.shape.include_usage else []
+
+    def _opening(self, index: int, choice: _Choice) -> list[dict[str, Any]]:
+        """The echoed prompt and its ids, where asked for."""
+        shape = self._meta.shape
+        choice.offset = len(choice.request.prompt_text) if shape.echo else 0
+        if not shape.echo and not shape.token_ids:
+            return []
+        document = self._chunk(index, choice.request.prompt_text if shape.echo else "", [], None)
+        if shape.token_ids:
+            document["choices"][0]["prompt_token_ids"] = choice.request.prompt_ids
+        return [document]
+
+    def _chunk(self, index: int, text: str, tokens: list[tuple[int, Token]], finished: Finished | None) -> dict[str, Any]:
+        shape = self._meta.shape
+        entry: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": finished.reason if finished else None,
+        }
+        if shape.token_ids:
+            entry["token_ids"] = [token.id for _, token in tokens]
+        if shape.token_sha and finished:
+            entry["token_sha"] = token_sha(finished.ids)
+        document = {**self._head(), "choices": [entry]}
+        return {**document, "usage": None} if shape.include_usage else document
+
+    # whole
+
+    def add(self, event: Event) -> None:
+        choice = self._choices[event.choice]
+        if isinstance(event, Started) and self._meta.shape.echo:
+            choice.text.append(choice.request.prompt_text)
+            choice.offset = len(choice.request.prompt_text)
+        elif isinstance(event, TextDelta):
+            choice.tokens += self._placed(choice, event)
+            choice.text.append(event.text)
+        elif isinstance(event, Finished):
+            choice.finished = event
+
+    def document(self, usage: Usage) -> dict[str, Any]:
+        choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
+        return {**self._head(), "choices": choices, "usage": usage_document(usage)}
+
+    def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
+        assert choice.finished is not None
+        entry: dict[str, Any] = {
+            "index": index,
+            "text": "".join(choice.text),
+            "logprobs": self._logprobs(choice.tokens),
+            "finish_reason": choice.finished.reason,
+        }
+        if self._meta.shape.token_ids:
+            entry["prompt_token_ids"] = choice.request.prompt_ids
+            entry["token_ids"] = choice.finished.ids
+        if self._meta.shape.token_sha:
+            entry["token_sha"] = token_sha(choice.finished.ids)
+        return entry
+
+    def _head(self) -> dict[str, Any]:
+        meta = self._meta
+        return {
+            "id": meta.id,
+            "object": "text_completion",
+            "created": meta.created,
+            "model": meta.model,
+            "system_fingerprint": meta.fingerprint,
+        }
+
+    def _placed(self, choice: _Choice, event: TextDelta) -> list[tuple[int, Token]]:
+        """The event's tokens with their text offsets; the choice's own moves on by the event's text."""
+        placed, offset = [], choice.offset
+        for token in event.tokens:
+            placed.append((offset, token))
+            offset += token.chars
+        choice.offset += len(event.text)
+        return placed
+
+    def _logprobs(self, tokens: list[tuple[int, Token]]) -> dict[str, Any] | None:
+        if self._meta.logprobs < 0 or not tokens_with_logprobs([token for _, token in tokens]):
+            return None
+        names, own, top, offsets = [], [], [], []
+        for offset, token in tokens:
+            if token.logprobs is None:
+                continue
+            name = token_string(self._vocabulary, token.id)[0]
+            best = zip(token.logprobs.ids, token.logprobs.logprobs, strict=True)
+            ranked = {name: token.logprobs.logprob}
+            for id, logprob in list(best)[: self._meta.logprobs]:
+                ranked.setdefault(token_string(self._vocabulary, id)[0], logprob)
+            names.append(name)
+            own.append(token.logprobs.logprob)
+            top.append(dict(sorted(ranked.items(), key=lambda item: -item[1])))
+            offsets.append(offset)
+        return {"tokens": names, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
