@@ -100,6 +100,7 @@ class Generation:
 
     def take(self) -> list[Token]:
         """The tokens that came since the last call; the engine may then make as many more. Raises RequestError when refused."""
+        self._client._news.pop(self.req_id, None)
         if self._refused is not None:
             raise self._refused
         tokens = [self._token(number, choice, at) for number, choice in enumerate(self._choices) for at in choice.untaken()]
@@ -175,7 +176,9 @@ class Client:
         self._name = name
         self._models: list[Message] = []
         self._connected = False
+        self._submitted = False  # on this connection
         self._live: dict[str, Generation] = {}
+        self._news: dict[str, Generation] = {}  # by req_id, until taken
         self._unsent: list[bytes] = []
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -216,10 +219,10 @@ class Client:
     def models(self, wait_s: float = CONNECT_WAIT_S) -> list[Message]:
         """The served models, as maps with the keys of ModelInfo (ipc/messages.py). RequestError when no scheduler answers."""
         deadline = time.monotonic() + wait_s
-        while not self._connected:
+        while not (self._connected and self._models) and time.monotonic() < deadline:
             self._step(deadline)
-            if not self._connected and time.monotonic() >= deadline:
-                raise RequestError("scheduler_down", f"no scheduler answered within {wait_s:g} s; is the server running?")
+        if not self._connected:
+            raise RequestError("scheduler_down", f"no scheduler answered within {wait_s:g} s; is the server running?")
         return list(self._models)
 
     def generate(self, prompt_ids: Iterable[int], **options: Any) -> Generation:
@@ -255,27 +258,29 @@ class Client:
         return generation
 
     def poll(self, wait_s: float | None = None) -> list[Generation]:
-        """Waits until generations have news, at most `wait_s` seconds, and returns them; each is taken with `take`."""
+        """Waits until generations have news, at most `wait_s` seconds, and returns them; it stays news until taken."""
         deadline = None if wait_s is None else time.monotonic() + wait_s
-        while True:
-            news = self._step(deadline)
-            if news or (deadline is not None and time.monotonic() >= deadline) or not self._live:
-                return news
+        while not self._news and self._live:
+            self._step(deadline)
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return list(self._news.values())
 
     # what Generation uses
 
     def _wait_for(self, generation: Generation) -> None:
-        while generation not in self._step(None):
-            pass
+        while generation.req_id in self._live and generation.req_id not in self._news:
+            self._step(None)
 
     def _cancel(self, generation: Generation) -> None:
+        self._news.pop(generation.req_id, None)
         if self._live.pop(generation.req_id, None) is not None:
             for number in generation._end():
                 self._send({"type": "abort", "req_id": generation.req_id, "choice": number, "reason": "cancel"})
 
     def _send(self, message: Message) -> None:
-        """Nothing is sent while no scheduler is there: the next Welcome asks for everything."""
-        if self._connected:
+        """Nothing is sent while no scheduler is there: the next one is asked for everything."""
+        if self._submitted:
             self._unsent.append(msgpack.packb(message))
             self._flush()
 
@@ -289,26 +294,23 @@ class Client:
             )
         return names[0]
 
-    def _step(self, deadline: float | None) -> list[Generation]:
+    def _step(self, deadline: float | None) -> None:
         """Waits for something to happen, then takes all that has."""
         self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0))
         wait = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
         self._poller.poll(wait)
         self._read_monitor()
-        news: dict[str, Generation] = {}
         while (data := self._receive()) is not None:
             for generation in self._take(_decode(data)):
-                news[generation.req_id] = generation
+                self._news[generation.req_id] = generation
+                if generation.ended:
+                    self._live.pop(generation.req_id, None)
         self._flush()
-        for req_id, generation in news.items():
-            if generation.ended:
-                self._live.pop(req_id, None)
-        return list(news.values())
 
     def _read_monitor(self) -> None:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
-            self._connected = False
+            self._connected = self._submitted = False
             self._unsent.clear()
             if event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._unsent.append(msgpack.packb({"type": "hello", "protocol": PROTOCOL_VERSION, "client": self._name}))
@@ -337,7 +339,7 @@ class Client:
         if message.get("incarnation") != self.incarnation:
             return []
         if kind == "models":
-            self._models = message["models"]
+            self._serves(message["models"])
             return []
         if kind == "deltas":
             return [generation for entry in range(len(message["req_ids"])) for generation in self._take_delta(message, entry)]
@@ -355,10 +357,17 @@ class Client:
             raise RequestError(
                 "scheduler_down", f"the scheduler speaks protocol {message['protocol']}, this client {PROTOCOL_VERSION}"
             )
-        self._connected, self.incarnation, self._models = True, message["incarnation"], message["models"]
-        for generation in self._live.values():
-            for submission in generation._submission():
-                self._send(submission)
+        self._connected, self._submitted, self.incarnation = True, False, message["incarnation"]
+        self._serves(message["models"])
+
+    def _serves(self, models: list[Message]) -> None:
+        """A scheduler that has just started may not know its models yet, and would refuse everything."""
+        self._models = models
+        if models and not self._submitted:
+            self._submitted = True
+            for generation in self._live.values():
+                for submission in generation._submission():
+                    self._send(submission)
 
     def _take_delta(self, message: Message, entry: int) -> list[Generation]:
         req_id, number = message["req_ids"][entry], message["choices"][entry]

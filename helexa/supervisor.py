@@ -238,7 +238,7 @@ class Supervisor:
 
     def _serve(self, error: str) -> None:
         """Tells the scheduler what is served."""
-        self.serve = ServeModel(self.model, str(self.source), self.files, error)
+        self.serve = ServeModel(self.model, str(self.source), self.files, self.was_ready, error)
         if self.scheduler.running is not None:
             try:
                 self.scheduler.running.leash.send(self.serve)

@@ -6,6 +6,7 @@ A seal keeps an importer from shrinking the file under the exporter (which would
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import struct
@@ -29,10 +30,11 @@ def _start_of_process(pid: int) -> int:
 
 def _array(buffer: mmap.mmap, nbytes: int, shape: tuple[int, ...], dtype: str, offset: int) -> np.ndarray[Any, Any]:
     kind = np.dtype(dtype)
-    needed = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    needed = math.prod(shape) * kind.itemsize
     if kind.hasobject or offset < 0 or offset % kind.alignment or min(shape, default=0) < 0 or offset + needed > nbytes:
         raise IpcError(f"{dtype}{list(shape)} at {offset} is not within an allocation of {nbytes} bytes")
-    return np.ndarray(shape, kind, buffer, offset)
+    # frombuffer holds the map's buffer, unlike ndarray(): closing the map under a living array raises
+    return np.frombuffer(buffer, np.uint8, needed, offset).view(kind).reshape(shape)
 
 
 class MemfdAllocation:

@@ -21,7 +21,7 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["cancel", "stop", "slow_client"]
-ModelState = Literal["loading", "ready", "failed"]
+ModelState = Literal["loading", "ready", "restarting", "failed"]  # restarting: it was ready, and will be again
 
 
 class SamplingParams(Struct, forbid_unknown_fields=True):
@@ -354,6 +354,7 @@ class ServeModel(Struct, tag="serve_model", forbid_unknown_fields=True):
     name: str
     source: str
     files: dict[str, str]
+    was_ready: bool = False  # under an earlier scheduler
     error: str = ""
 
 

@@ -47,7 +47,6 @@ def fetch(source: Source, config: Config, report: Callable[[str], None], progres
 
 def _fetch(source: Source, config: Config, folder: Path, report: Callable[[str], None], progress: Progress) -> ModelFiles:
     staging = cache.staging(folder)
-    staging.mkdir(parents=True, exist_ok=True)
     report(f"fetching {source}")
     staged = FETCHERS[source.scheme](source, config, staging, progress)
     try:

@@ -75,7 +75,7 @@ def _parse(text: str, config: Config, depth: int) -> Source:
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+-]*):(?!//)", text)
     if scheme:
         return _of_scheme(scheme[1].lower(), text[scheme.end() :], text)
-    if text.startswith(("/", "./", "../", "~")) or text.endswith(".gguf") or Path(text).exists():
+    if text.startswith(("/", "./", "../", "~")) or (text.endswith(".gguf") and ":" not in text) or Path(text).exists():
         return _file(text, text)
     if config.default_source not in SCHEMES:
         raise ConfigError(f"`default_source` = {config.default_source!r} is no source; known: {', '.join(SCHEMES)}")

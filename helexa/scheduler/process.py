@@ -134,6 +134,8 @@ class SchedulerProcess:
         elif isinstance(message, messages.Abort | messages.Credit | messages.FinishAck):
             for engine in self.engines.values():
                 engine.handle(client, message, now)
+            if isinstance(message, messages.Abort) and message.reason == "cancel":
+                logs.event(log, "aborted", req_id=message.req_id, choice=message.choice)
 
     def _on_generate(self, client: bytes, message: messages.Generate, now: float) -> None:
         engine = self.engines.get(message.model)
@@ -189,7 +191,15 @@ class SchedulerProcess:
         if isinstance(message, messages.ServeModel):
             engine = self.engines.get(message.name)
             if engine is None:
-                engine = Engine(message.name, message.source, message.files, self.config, self.incarnation, int(time.time()))
+                engine = Engine(
+                    message.name,
+                    message.source,
+                    message.files,
+                    self.config,
+                    self.incarnation,
+                    int(time.time()),
+                    message.was_ready,
+                )
                 self.engines[message.name] = engine
             engine.files = message.files
             if message.error:

@@ -1,10 +1,10 @@
 """The model's own chat template: messages to prompt text.
 
-A template is a program from the model file, fed with a client's messages. It runs in Jinja's immutable sandbox (no Python internals,
-no format tricks, no writing to what it is given, nothing to load or import), and each rendering has a budget: loop steps, calls and
-range members together, the size of what the operators build, and the length of the output. So a rendering ends without a clock's help,
-in a few seconds at the worst. What one single filter may allocate is not bounded: that is in the hands of who made the template, not
-of who sends messages.
+A template is a program from the model file, fed with a client's messages. It runs in Jinja's immutable sandbox (no Python
+internals, no format tricks, no writing to what it is given, nothing to load or import), and each rendering has a budget: loop
+steps, calls and range members together, the size of what the operators build, and the length of the output. So a rendering ends
+without a clock's help, in a few seconds at the worst. What one single filter may allocate is not bounded: that is in the hands of
+who made the template, not of who sends messages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ChatTemplate:
         token = _steps_left.set([MAX_STEPS])
         try:
             return _joined(self._template.generate(variables))
-        except Exception as error:  # noqa: BLE001 (a template is a foreign program: whatever it raises is its own fault)
+        except Exception as error:  # a template is a foreign program: whatever it raises is its own fault
             raise _explained(error, messages) from None
         finally:
             _steps_left.reset(token)
@@ -116,7 +116,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = _filtered(loop.iter, "counted_steps")
-        for parent in list(tree.find_all(nodes.Node)):
+        for parent in reversed(list(tree.find_all(nodes.Node))):  # the inner ones first
             for field, value in parent.iter_fields():
                 if isinstance(value, list):
                     setattr(parent, field, [_bounded(item) for item in value])
@@ -228,8 +228,10 @@ def _explained(error: Exception, messages: Sequence[Message]) -> RequestError:
 
 
 def _place(trace: TracebackType | None, messages: Sequence[Message]) -> tuple[int | None, int | None]:
-    """(line of the template, index of the message at hand). Jinja puts frames that look like the template into the trace; a message
-    is at hand when one of their variables is that very object."""
+    """(line of the template, index of the message at hand).
+
+    Jinja puts frames that look like the template into the trace; a message is at hand when one of their variables is that object.
+    """
     line = index = None
     while trace is not None:
         frame = trace.tb_frame

@@ -9,7 +9,7 @@ from collections.abc import Callable
 class Detokenizer:
     """One choice's output. The pieces put together are `bytes.decode(errors="replace")` of all the tokens' bytes.
 
-    A token may end inside a character: its bytes wait for the rest. Bytes that can no longer become a character are U+FFFD at once.
+    A token may end inside a character: its bytes wait for the rest. Bytes that can no longer become one are U+FFFD at once.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:

@@ -57,8 +57,8 @@ class Tokenizer:
     """Text to ids and ids to bytes. Immutable, so it may be used from several threads.
 
     `vocab` is the number of tokens; `bos_id` and `eos_id` are those the file names; `eos_ids` are all that end a reply
-    (helexa.formats.end_tokens); `add_bos`: a prompt starts with `bos_id`, which `encode` leaves to its caller, since a chat template
-    writes it itself; `control_ids` are tokens that are never text.
+    (helexa.formats.end_tokens); `add_bos`: a prompt starts with `bos_id`, which `encode` leaves to its caller, since a chat
+    template writes it itself; `control_ids` are tokens that are never text.
     """
 
     def __init__(

@@ -30,11 +30,12 @@ class Advance:
 class ChoiceText:
     def __init__(self, choice: int, token_bytes: Callable[[int], bytes], stop: list[str]) -> None:
         self._choice = choice
+        self._token_bytes = token_bytes
         self._detokenizer = Detokenizer(token_bytes)
         self._stops = StopStrings(stop)
         self._ids: list[int] = []
         self._ends: list[int] = []  # where each id's text ends
-        self._waiting: deque[tuple[int, Token]] = deque()  # tokens whose text is not out, each with where it ends
+        self._waiting: deque[tuple[int, int, Token]] = deque()  # tokens whose text is not out, with where it starts and ends
         self._chars = 0  # of text made
         self._out = 0  # of text given out
         self._shown = 0  # tokens given out
@@ -62,9 +63,11 @@ class ChoiceText:
                 self._ends.append(self._chars)
                 break
             piece = self._detokenizer.push(id)
-            self._chars += len(piece)
+            start, self._chars = self._chars, self._chars + len(piece)
             self._ends.append(self._chars)
-            self._waiting.append((self._chars, Token(id, update.logprobs.get(update.start + offset), len(piece))))
+            inside = not piece and self._token_bytes(id) != b""  # of a character, with which the token goes out
+            token = Token(id, update.logprobs.get(update.start + offset), len(piece))
+            self._waiting.append((start, self._chars + inside, token))
             text += self._watched(self._stops.push(piece), len(text))
             if self._keep is not None:
                 return text
@@ -81,9 +84,6 @@ class ChoiceText:
         """The end of the text: half a character becomes U+FFFD, and what a stop string held back goes out."""
         rest = self._detokenizer.flush()
         self._chars += len(rest)
-        if rest and self._waiting:
-            _, token = self._waiting.pop()
-            self._waiting.append((self._chars, Token(token.id, token.logprobs, token.chars + len(rest))))
         text = self._watched(self._stops.push(rest), before)
         if self._keep is None:
             text += self._watched(self._stops.flush(), before + len(text))
@@ -92,14 +92,14 @@ class ChoiceText:
     def _release(self, text: str) -> TextDelta | None:
         self._out += len(text)
         tokens = []
-        while self._waiting and self._is_out(*self._waiting[0]):
-            tokens.append(self._waiting.popleft()[1])
+        while self._waiting and self._is_out(*self._waiting[0][:2]):
+            tokens.append(self._waiting.popleft()[2])
         self._shown += len(tokens)
         return TextDelta(self._choice, text, tokens) if text or tokens else None
 
-    def _is_out(self, end: int, token: Token) -> bool:
+    def _is_out(self, start: int, end: int) -> bool:
         """Once stopped, a token that began before the cut counts as out."""
-        return end <= self._out if self._keep is None else end - token.chars < self._out
+        return end <= self._out if self._keep is None else start < self._out
 
     def _finished(self, finish: Finish) -> Finished:
         """Of the engine's finish only the counts hold when a stop string came first: it may have run on."""

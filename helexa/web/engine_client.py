@@ -25,6 +25,7 @@ from ipc.messages import PROTOCOL_VERSION, ClientMessage, Generate, Hello, Model
 log = logging.getLogger("helexa.web.engine")
 
 ADMISSION_WAIT_S = 5.0  # a new request waits so long for a scheduler to take it, then 503 scheduler_down
+RESTART_WAIT_S = 10.0  # a new request waits so long for a model that answered before and lost its worker, then 503 no_worker
 HEARTBEAT_S = 2.0
 RECONNECT_MS = (50, 1000)
 HIGH_WATER = 10_000  # messages queued in each direction before sends wait here, or the scheduler waits there
@@ -114,18 +115,24 @@ class EngineClient:
         return self.streams.models
 
     async def registry(self) -> dict[str, ModelInfo]:
-        """What is served. Waits a little for a scheduler that restarts; then RequestError."""
-        await self._wait_connected()
+        """What is served. Waits a little for a scheduler that restarts and names its models; RequestError when there is none."""
+        try:
+            async with asyncio.timeout(ADMISSION_WAIT_S):
+                while not (self.connected and self.models):
+                    await self.models_changed()
+        except TimeoutError:
+            if not self.connected:
+                raise scheduler_down() from None
         return self.models
 
     async def model(self, name: str) -> ModelInfo:
         """The served model of that name, or the error that says why not."""
-        models = await self.registry()
+        await self.registry()
         if self.streams.draining:
             raise RequestError("shutting_down", "the server is shutting down; ask another instance, or again when it is back")
-        info = models.get(name)
+        info = await self._restarted(name)
         if info is None:
-            raise model_not_found(name, models)
+            raise model_not_found(name, self.models)
         if info.state == "failed":
             raise RequestError(
                 "model_failed",
@@ -134,6 +141,16 @@ class EngineClient:
             )
         if info.state == "loading":
             raise RequestError("model_loading", f"model `{name}` is loading; ask again shortly", "model")
+        return info
+
+    async def _restarted(self, name: str) -> ModelInfo | None:
+        """The model of that name, once a worker or scheduler that was lost is back."""
+        try:
+            async with asyncio.timeout(RESTART_WAIT_S):
+                while (info := self.models.get(name)) is not None and info.state == "restarting":
+                    await self.models_changed()
+        except TimeoutError:
+            raise RequestError("no_worker", f"model `{name}` is being restarted; ask again shortly", "model") from None
         return info
 
     def submit(self, generate: Generate, news: asyncio.Event) -> Stream:
@@ -156,13 +173,9 @@ class EngineClient:
             self._changed = asyncio.Event()
         self._post(reaction.send)
 
-    async def _wait_connected(self) -> None:
-        deadline = self._loop.time() + ADMISSION_WAIT_S
-        while not self.connected:
-            try:
-                await asyncio.wait_for(self._changed.wait(), deadline - self._loop.time())
-            except TimeoutError:
-                raise scheduler_down() from None
+    async def models_changed(self) -> None:
+        """Waits for the next word of the scheduler on what it serves."""
+        await self._changed.wait()
 
     # bytes
 

@@ -52,7 +52,9 @@ except (HelexaError, RuntimeError) as error:
 wsgi_app = "helexa.web.entry:app"
 worker_class = "asgi"
 bind = [
-    f"[{_config.server.host}]:{_config.server.port}" if ":" in _config.server.host else f"{_config.server.host}:{_config.server.port}"
+    f"[{_config.server.host}]:{_config.server.port}"
+    if ":" in _config.server.host
+    else f"{_config.server.host}:{_config.server.port}"
 ]
 workers = _config.server.web_workers
 worker_connections = _config.server.max_connections

@@ -1,7 +1,8 @@
 """A client's side of the protocol without its sockets: what to send, and how what comes is merged. Pure.
 
 `Streams` holds every live request of one connection. Its methods take what happened and return a `Reaction`: messages to send and
-requests that have news. While no scheduler has said Welcome nothing is sent: the state here is what the next Welcome resubmits.
+requests that have news. Nothing is sent before a scheduler has said Welcome and named what it serves: the state here is what is
+asked for then.
 """
 
 from __future__ import annotations
@@ -161,6 +162,7 @@ class Streams:
 
     def __init__(self) -> None:
         self.connected = False
+        self._submitted = False  # on this connection
         self.incarnation: int | None = None
         self.models: dict[str, ModelInfo] = {}
         self.draining = False
@@ -169,7 +171,7 @@ class Streams:
     def open(self, generate: Generate) -> tuple[LiveRequest, Reaction]:
         request = LiveRequest(generate)
         self.live[request.req_id] = request
-        return request, self._outgoing(request.submission() if self.connected else [])
+        return request, self._outgoing(request.submission() if self._submitted else [])
 
     def close(self, request: LiveRequest) -> Reaction:
         """The consumer is gone or done: what is still open is cancelled, and nothing more of it is taken."""
@@ -183,7 +185,7 @@ class Streams:
         return self._outgoing(request.stop(choice, keep))
 
     def disconnected(self) -> None:
-        self.connected = False
+        self.connected = self._submitted = False
 
     def receive(self, message: SchedulerMessage) -> Reaction:
         if isinstance(message, Welcome):
@@ -193,25 +195,29 @@ class Streams:
         if isinstance(message, Deltas):
             return self._deltas(message)
         if isinstance(message, Models):
-            self.models = {info.name: info for info in message.models}
-            self.draining = message.draining
-            return Reaction(models_changed=True)
+            return self._serves(message)
         return self._answer(message)
 
     def _outgoing(self, messages: list[ClientMessage]) -> Reaction:
-        return Reaction(send=messages if self.connected else [])
+        return Reaction(send=messages if self._submitted else [])
 
     def _welcome(self, message: Welcome) -> Reaction:
         """Each Welcome follows a handshake, so messages may have been lost before it: everything is asked again."""
         if message.protocol != PROTOCOL_VERSION:
             log.error("the scheduler speaks protocol %d, this client %d: restart the service", message.protocol, PROTOCOL_VERSION)
             return Reaction()
-        self.connected, self.incarnation, self.draining = True, message.incarnation, message.draining
-        self.models = {info.name: info for info in message.models}
+        self.connected, self._submitted, self.incarnation = True, False, message.incarnation
+        return self._serves(message)
+
+    def _serves(self, message: Welcome | Models) -> Reaction:
+        """A scheduler that has just started may not know its models yet, and would refuse everything."""
+        self.models, self.draining = {info.name: info for info in message.models}, message.draining
         reaction = Reaction(models_changed=True)
-        for request in self.live.values():
-            if not request.ended:
-                reaction.send += request.submission()
+        if self.models and not self._submitted:
+            self._submitted = True
+            for request in self.live.values():
+                if not request.ended:
+                    reaction.send += request.submission()
         return reaction
 
     def _answer(self, message: Accepted | Refused) -> Reaction:

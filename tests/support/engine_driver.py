@@ -75,7 +75,9 @@ class FakeWorker:
         for seat, block in zip(plan.block_seats, plan.blocks, strict=True):
             self.tables[seat].append(block)
         at, seats, drawn = 0, [], []
-        for seat, start, count, carried, samples in zip(plan.seats, plan.starts, plan.counts, plan.carried, plan.samples, strict=True):
+        for seat, start, count, carried, samples in zip(
+            plan.seats, plan.starts, plan.counts, plan.carried, plan.samples, strict=True
+        ):
             ids = self.ids[seat]
             if carried:
                 assert carried == count and start <= len(ids)
@@ -87,7 +89,9 @@ class FakeWorker:
             table = self.tables[seat]
             assert len(table) * BLOCK_SIZE >= start + count, "computed past its blocks"
             for position in range(start):  # what it attends to must still be its own
-                assert self.memory[table[position // BLOCK_SIZE], position % BLOCK_SIZE] == tuple(ids[: position + 1]), "KV was overwritten"
+                assert self.memory[table[position // BLOCK_SIZE], position % BLOCK_SIZE] == tuple(ids[: position + 1]), (
+                    "KV was overwritten"
+                )
             for position in range(start, start + count):
                 self.memory[table[position // BLOCK_SIZE], position % BLOCK_SIZE] = tuple(ids[: position + 1])
             if samples:

@@ -150,6 +150,10 @@ class FakeScheduler:
 
         self.call(call)
 
+    def sent(self) -> list[int]:
+        """How many tokens of each open choice were sent."""
+        return self.call(lambda: [sequence.sent for sequence in self._sequences.values()])
+
     def change_models(self, models: list[ModelInfo]) -> None:
         def call() -> None:
             self.models = models

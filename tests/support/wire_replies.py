@@ -13,12 +13,13 @@ from helexa.web.resources.streaming import DONE, frame
 from helexa.web.wire.openai_common import Reply
 from ipc.messages import SamplingParams, TokenLogprobs
 
-USAGE = Usage(prompt_tokens=2, cached_tokens=1, completion_tokens=3)
+USAGE = Usage(prompt_tokens=2, cached_tokens=1, completion_tokens=4)
 
 
 def meta(shape: Shape, logprobs: int = -1, n: int = 1, prompts: Sequence[str] = ("Hi",)) -> ReplyMeta:
     requests = [
-        GenerationRequest("m", list(prompt.encode()), prompt, SamplingParams(max_tokens=8), 7, list(range(n)), []) for prompt in prompts
+        GenerationRequest("m", list(prompt.encode()), prompt, SamplingParams(max_tokens=8), 7, list(range(n)), [])
+        for prompt in prompts
     ]
     return ReplyMeta("reply-1", "m", 1_700_000_000, "fp-test", requests, shape, logprobs)
 

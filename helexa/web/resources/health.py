@@ -43,4 +43,6 @@ class Ready:
             return "draining"
         if "ready" in states:
             return "ready"
+        if "restarting" in states:
+            return "restarting"
         return "failed" if states == {"failed"} else "loading"

@@ -63,7 +63,7 @@ COMMON = (
     acts(
         "repetition_penalty",
         checks.Number(0, 100, above=True),
-        "Divides positive logits, multiplies negative ones, of tokens seen; 1: off.",
+        "Divides positive logits, multiplies negative ones, of tokens in prompt and output; 1: off.",
     ),
     acts("logit_bias", checks.LogitBias(), "Added to the logits of these tokens."),
     acts(

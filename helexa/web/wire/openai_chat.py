@@ -13,10 +13,11 @@ from helexa.web.wire import fields
 from helexa.web.wire.chat_messages import parse_messages
 from helexa.web.wire.openai_common import (
     Vocabulary,
+    candidate_text,
     options,
+    sampled_text,
     shape,
     token_sha,
-    token_string,
     tokens_with_logprobs,
     usage_document,
 )
@@ -155,9 +156,11 @@ class ChatReply:
     def _logprob(self, token: Token) -> dict[str, Any]:
         assert token.logprobs is not None
         best = zip(token.logprobs.ids, token.logprobs.logprobs, strict=True)
-        top = [self._entry(id, logprob) for id, logprob in list(best)[: self._meta.logprobs]]
-        return {**self._entry(token.id, token.logprobs.logprob), "top_logprobs": top}
+        top = [
+            self._entry(candidate_text(self._vocabulary, id), id, logprob) for id, logprob in list(best)[: self._meta.logprobs]
+        ]
+        own = self._entry(sampled_text(self._vocabulary, token.id), token.id, token.logprobs.logprob)
+        return {**own, "top_logprobs": top}
 
-    def _entry(self, id: int, logprob: float) -> dict[str, Any]:
-        text, data = token_string(self._vocabulary, id)
-        return {"token": text, "logprob": logprob, "bytes": data}
+    def _entry(self, text: str, id: int, logprob: float) -> dict[str, Any]:
+        return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(id))}

@@ -104,10 +104,14 @@ def token_sha(ids: Sequence[int]) -> str:
     return hashlib.sha256(struct.pack(f"<{len(ids)}i", *ids)).hexdigest()
 
 
-def token_string(vocabulary: Vocabulary, id: int) -> tuple[str, list[int]]:
-    """A token as text and bytes: bytes that are not UTF-8 alone read as U+FFFD; a control token has its name and no bytes."""
-    data = vocabulary.token_bytes(id)
-    return (data.decode("utf-8", "replace"), list(data)) if data else (vocabulary.token_text(id), [])
+def sampled_text(vocabulary: Vocabulary, id: int) -> str:
+    """A token of the output, as part of the text: U+FFFD for bytes that are no character alone, nothing for a control token."""
+    return vocabulary.token_bytes(id).decode("utf-8", "replace")
+
+
+def candidate_text(vocabulary: Vocabulary, id: int) -> str:
+    """A token among the likeliest: a control token has its name."""
+    return sampled_text(vocabulary, id) or vocabulary.token_text(id)
 
 
 def tokens_with_logprobs(tokens: Sequence[Token]) -> list[Token]:

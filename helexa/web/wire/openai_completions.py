@@ -13,10 +13,11 @@ from helexa.web.wire import fields
 from helexa.web.wire.checks import is_token_id
 from helexa.web.wire.openai_common import (
     Vocabulary,
+    candidate_text,
     options,
+    sampled_text,
     shape,
     token_sha,
-    token_string,
     tokens_with_logprobs,
     usage_document,
 )
@@ -184,12 +185,11 @@ class CompletionsReply:
         for offset, token in tokens:
             if token.logprobs is None:
                 continue
-            name = token_string(self._vocabulary, token.id)[0]
             best = zip(token.logprobs.ids, token.logprobs.logprobs, strict=True)
-            ranked = {name: token.logprobs.logprob}
+            ranked = {candidate_text(self._vocabulary, token.id): token.logprobs.logprob}
             for id, logprob in list(best)[: self._meta.logprobs]:
-                ranked.setdefault(token_string(self._vocabulary, id)[0], logprob)
-            names.append(name)
+                ranked.setdefault(candidate_text(self._vocabulary, id), logprob)
+            names.append(sampled_text(self._vocabulary, token.id))
             own.append(token.logprobs.logprob)
             top.append(dict(sorted(ranked.items(), key=lambda item: -item[1])))
             offsets.append(offset)

@@ -39,7 +39,9 @@ def test_neighbours_do_not_change_a_reply():
     """Ragged prompts and several choices together give each what it gets alone."""
     scheduler, worker = make_scheduler(seats=5), FakeWorker()
     peer = Peer(scheduler)
-    messages = [generate(f"r{index}", list(range(3, 4 + index * 7)), seeds=[index, index + 50], max_tokens=30) for index in range(7)]
+    messages = [
+        generate(f"r{index}", list(range(3, 4 + index * 7)), seeds=[index, index + 50], max_tokens=30) for index in range(7)
+    ]
     for message in messages:
         scheduler.add(CLIENT, message, 0.0)
         step(scheduler, worker, peer)  # joins in mid-flight
