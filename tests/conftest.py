@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from golden_plugin import golden, pytest_addoption
+
+__all__ = ["golden", "pytest_addoption"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

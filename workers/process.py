@@ -146,8 +146,8 @@ class Worker:
             path = Path(message.files["gguf"])
             file = GGUFFile.open(path)
             end_ids = end_token_ids(file.metadata)
-            runner = Runner(file, ops, message.context, end_ids)
-            prices = runner.measure_prices(message.max_step_tokens, time.perf_counter)
+            runner = Runner(file, ops, message.context, end_ids, message.max_step_tokens)
+            prices = runner.measure_prices(time.perf_counter)
         except (HelexaError, KeyError) as error:
             text = error.message if isinstance(error, HelexaError) else f"no file for {error}"
             raise WorkerFault("load", text) from None

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from helexa.formats.gguf import GGUFFile
+from ipc.memfd_array import MemfdArrays
 from ipc.messages import Plan, Result, RowError
 from workers import inputs, sampler
 from workers.inputs import BLOCK_SIZE, StepInputs
 from workers.models.registry import Model, load_model
 from workers.ops.protocol import Ops
 from workers.seats import PlanError, Seats
+from workers.shared_step import Capacity, StepRing
 
 PRICE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 PRICE_RUNS = 4
@@ -32,12 +34,14 @@ class StepOutput:
 class Runner:
     """Weights are loaded at once; `allocate` gives the seats and KV that plans use."""
 
-    def __init__(self, file: GGUFFile, ops: Ops, context: int, end_ids: list[int]) -> None:
+    def __init__(self, file: GGUFFile, ops: Ops, context: int, end_ids: list[int], max_step_tokens: int = 512) -> None:
         self.ops = ops
         self.model: Model = load_model(file, ops)
         self.context = min(context or self.model.context, self.model.context)
         self.end_ids = end_ids
+        self._max_step_tokens = max_step_tokens
         self._seats: Seats | None = None
+        self._ring: StepRing | None = None
 
     def bytes_per_block(self) -> int:
         return self.ops.bytes_per_block(self.model.layers, self.model.kv_heads, self.model.head_dim)
@@ -45,16 +49,21 @@ class Runner:
     def allocate(self, blocks: int, seats: int) -> int:
         """Forgets every sequence. Returns the KV cache's bytes; raises MemoryError."""
         self._seats = Seats(seats, blocks, -(-self.context // BLOCK_SIZE))
+        self._ring = StepRing(MemfdArrays(), Capacity.of(self._max_step_tokens, seats, self.context))
         return self.ops.allocate_kv(self.model.layers, blocks, self.model.kv_heads, self.model.head_dim)
 
     def step(self, plan: Plan, substep: int, clock: Callable[[], float]) -> StepOutput:
         """Runs a plan's step number `substep`; raises PlanError where plan and seats disagree. `clock` is in seconds."""
         started = clock()
-        if self._seats is None:
+        if self._seats is None or self._ring is None:
             raise PlanError("a plan came before AllocateKV")
         self._seats.apply(plan)
         fed = self._seats.feed(plan)
-        logits = self.ops.run(self.model.forward, inputs.build(plan, fed, self._seats, self.model.vocab))
+        try:
+            shared = self._ring.write(plan.step, inputs.build(plan, fed, self._seats, self.model.vocab))
+        except ValueError as error:
+            raise PlanError(str(error)) from None
+        logits = self.ops.run(self.model.forward, shared)
         indices = [index for index, samples in zip(plan.seats, plan.samples, strict=True) if samples]
         seats = [self._seats[index] for index in indices]
         drawn = sampler.draw(logits, seats, self.ops, self.end_ids)
@@ -82,10 +91,10 @@ class Runner:
         )
         return StepOutput(errors, result, bool(errors) or ends)
 
-    def measure_prices(self, max_step_tokens: int, clock: Callable[[], float]) -> list[tuple[int, float]]:
+    def measure_prices(self, clock: Callable[[], float]) -> list[tuple[int, float]]:
         """(rows, milliseconds) of a forward, the fastest of a few runs each, within PRICE_BUDGET_S in all. Leaves no KV."""
         prices: list[tuple[int, float]] = []
-        sizes = [rows for rows in PRICE_ROWS if rows <= max_step_tokens]
+        sizes = [rows for rows in PRICE_ROWS if rows <= self._max_step_tokens]
         self.ops.allocate_kv(self.model.layers, -(-sizes[-1] // BLOCK_SIZE), self.model.kv_heads, self.model.head_dim)
         started = clock()
         self.ops.run(self.model.forward, _probe_step(1))

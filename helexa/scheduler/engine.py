@@ -10,6 +10,7 @@ from helexa.catalogue.memory_plan import MemoryPlan, plan_memory
 from helexa.config import Config
 from helexa.errors import RequestError, StartError
 from helexa.scheduler.admission import RETRY_AFTER_S, Limits
+from helexa.scheduler.block_pool import BLOCK_SIZE
 from helexa.scheduler.scheduler import GivenUp, Scheduler
 from helexa.scheduler.step_builder import PriceTable
 from ipc.messages import (
@@ -198,7 +199,7 @@ class Engine:
             source=self.source,
             files=self.files,
             created=self.created,
-            context=loaded.context if loaded else 0,
+            context=min(loaded.context, plan.blocks * BLOCK_SIZE) if loaded and plan else 0,
             vocab=loaded.vocab if loaded else 0,
             seats=plan.seats if plan else 0,
             fingerprint=loaded.fingerprint if loaded else "",

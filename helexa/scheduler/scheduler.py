@@ -103,13 +103,11 @@ class Scheduler:
                 self._remind(now + self.limits.queue_wait_s, sequence)
 
     def _rejoin(self, sequences: list[Sequence], message: Generate) -> None:
-        if (
-            len(sequences) != len(message.output_ids)
-            or sequences[0].tokens[: sequences[0].request.prompt_len] != message.prompt_ids
-        ):
+        request = sequences[0].request
+        if request.num_choices != len(message.output_ids) or sequences[0].tokens[: request.prompt_len] != message.prompt_ids:
             raise RequestError("request_conflict", f"{message.req_id} is another request of yours; use a new id", "req_id")
-        for sequence, output in zip(sequences, message.output_ids, strict=True):
-            sequence.num_sent = min(len(output), sequence.num_output_tokens)
+        for sequence in sequences:  # choices whose end was acknowledged are no longer among them
+            sequence.num_sent = min(len(message.output_ids[sequence.choice]), sequence.num_output_tokens)
             sequence.credit = max(sequence.credit, message.credit)
             sequence.finish_sent = False
             self.outbox.add(sequence)

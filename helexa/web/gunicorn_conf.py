@@ -33,7 +33,7 @@ from helexa.processes import Child, die_with_parent  # noqa: E402
 from ipc import installation, sockets  # noqa: E402
 from ipc.codec import BadMessage, decode_from_child  # noqa: E402
 from ipc.messages import ChildReady, LastWords, Stop  # noqa: E402
-from ipc.sockets import Closed, Link  # noqa: E402
+from ipc.sockets import Closed  # noqa: E402
 
 SUPERVISOR_STOP_MS = 25_000  # the supervisor gives its own children 20 s
 

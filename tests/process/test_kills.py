@@ -17,7 +17,7 @@ STREAMS = 16
 BODIES = [
     {
         "model": "tiny",
-        "prompt": "stream number %d. %s" % (index, "x" * (index * 11)),
+        "prompt": f"stream number {index}. {'x' * (index * 11)}",
         "max_tokens": 60 + 7 * index,
         "temperature": 0 if index % 2 else 0.9,
         "seed": index,
@@ -107,7 +107,7 @@ def undisturbed(tmp_path_factory, tiny_model_path) -> list[Transcript]:
 
 @pytest.mark.parametrize("role", ["worker", "scheduler"])
 def test_a_killed_engine_process_is_a_pause(tmp_path, tiny_model_path, undisturbed, role):
-    """Ids, text, usage and finish reason of 16 ragged streams, greedy and sampled, equal the undisturbed run's; twice in one life."""
+    """Ids, text, usage and finish reason of 16 ragged streams, greedy and sampled, equal the undisturbed run's; twice."""
     with serving(tmp_path, str(tiny_model_path)) as service:
         for _ in range(2):
             dead: list[int] = []
@@ -143,7 +143,7 @@ def test_killed_while_idle_it_serves_again(tmp_path, tiny_model_path, undisturbe
 
 
 def test_a_closed_stream_has_left_the_scheduler_within_one_step(tmp_path, tiny_model_path):
-    """A client that hangs up in mid-stream: its seat and blocks are free at the latest one step later, by the scheduler's count."""
+    """A client that hangs up in mid-stream: its seat and blocks are free one step later at the latest, by count."""
     with serving(tmp_path, str(tiny_model_path)) as service:
         connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=DEADLINE_S)
         body = {**BODIES[0], "max_tokens": 450}
@@ -154,6 +154,7 @@ def test_a_closed_stream_has_left_the_scheduler_within_one_step(tmp_path, tiny_m
         response.close()
         connection.close()
         service.wait_for("aborted")
+        stream(service.port, {**BODIES[0], "max_tokens": 2}, lambda: None)  # steps that come after the one in flight
         model = service.status()["models"][0]
         assert model["counters"]["aborted"] == 1
         assert model["counters"]["abort_release_steps_max"] <= 1

@@ -189,7 +189,7 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path, tiny_model_path)
     ("text", "expected"),
     [
         ("[server]\nprot = 1\n", "did you mean `server.port`"),
-        ("[server]\nport = 'x'\n", "expected a whole number"),
+        ("[server]\nweb_workers = 'x'\n", "expected a whole number"),
         ("[admission]\nseats = 0\n", "between 1 and 256"),
         ("not toml", "not valid TOML"),
     ],

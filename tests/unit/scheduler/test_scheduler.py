@@ -203,11 +203,28 @@ def test_generate_is_idempotent_by_its_id():
     again = generate("a", [3, 4], ignore_eos=True, max_tokens=8)
     again.output_ids = [peer.held["a", 0][:1]]
     scheduler.add(CLIENT, again, 0.0)
-    ((sequence, start, end, finish),) = scheduler.outbox.due()
+    ((_, start, end, finish),) = scheduler.outbox.due()
     assert (start, end, finish) == (1, 3, None)
     assert scheduler.counters.steps == steps + 3 and scheduler.counters.requests == 2
     with pytest.raises(RequestError, match="another request"):
         scheduler.add(CLIENT, generate("a", [9]), 0.0)
+
+
+def test_a_client_that_comes_back_after_one_of_its_choices_ended_is_taken_in():
+    """A reconnect with one choice acknowledged and one running was refused as another request, and the running one was lost."""
+    scheduler, worker = make_scheduler(), FakeWorker()
+    peer = Peer(scheduler)
+    message = generate("a", [3, 4], seeds=[1, 2], ignore_eos=True, max_tokens=9)
+    scheduler.add(CLIENT, message, 0.0)
+    for _ in range(3):
+        step(scheduler, worker, peer)
+    peer.abort("a", choice=0, reason="stop", keep=2)
+    peer.receive()
+    again = generate("a", [3, 4], seeds=[1, 2], ignore_eos=True, max_tokens=9)
+    again.output_ids = [peer.held["a", 0], peer.held["a", 1][:1]]
+    scheduler.add(CLIENT, again, 0.0)
+    run_until_idle(scheduler, worker, peer)
+    assert peer.held["a", 1] == expected_output([3, 4], 2, message.params)
 
 
 def test_an_end_is_sent_again_until_it_is_acknowledged():

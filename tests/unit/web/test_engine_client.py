@@ -112,6 +112,24 @@ def test_a_request_waits_for_a_scheduler_that_comes(run_dir: Path) -> None:
     play(run_dir, scene)
 
 
+def test_a_lost_connection_is_noticed(run_dir: Path) -> None:
+    """While it is down nothing is sent, so a request opened then reaches the next scheduler once."""
+    peers = [FakeScheduler(run_dir)]
+
+    async def scene(engine: EngineClient) -> None:
+        await engine.model("m")
+        await asyncio.to_thread(peers[0].kill)
+        while engine.connected:
+            await asyncio.sleep(0)
+        stream = submit(engine)
+        peers.append(FakeScheduler(run_dir, incarnation=2))
+        await read_until_end(stream, [])
+
+    play(run_dir, scene)
+    assert len(peers[1].wait_for(Generate)) == 1
+    peers[1].kill()
+
+
 def test_no_scheduler_is_an_error_after_a_while(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "ADMISSION_WAIT_S", 0.05)
 

@@ -1,4 +1,4 @@
-"""X1 at the worker's level: a sequence's ids and logits digests are the same whatever is computed beside it, and in what chunks."""
+"""X1 at the worker's level: a sequence's ids and digests are the same whatever is computed beside it, and in what chunks."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parent.parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

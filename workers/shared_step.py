@@ -1,0 +1,114 @@
+"""What the ranks of one model share: each step's inputs in a ring of two slots, and the logits. Memory is memfd on CPUs.
+
+Rank 0 writes a step into slot `step % 2`, its number last; every other rank opens the handles, copies the slot when it starts the
+step, and acknowledges by writing the number it copied. A slot is written again only when all ranks have copied what it held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ipc.shared_array import ArrayHandle, SharedArrays
+from workers.inputs import BLOCK_SIZE, StepInputs
+
+SLOTS = 2
+_FIELDS = tuple(field.name for field in fields(StepInputs))
+_HEADER = 2 + 2 * len(_FIELDS)  # step number, a spare for alignment, then (rows, columns) of each array
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The largest step: N new tokens, B sequences, T blocks in a table."""
+
+    tokens: int
+    sequences: int
+    blocks: int
+
+    @classmethod
+    def of(cls, max_step_tokens: int, seats: int, context: int) -> Capacity:
+        return cls(max(max_step_tokens, seats), seats, -(-context // BLOCK_SIZE))
+
+    def sizes(self) -> dict[str, int]:
+        """Elements set aside for each array of StepInputs."""
+        return {
+            "token_ids": self.tokens,
+            "positions": self.tokens,
+            "sequence_of_row": self.tokens,
+            "row_start": self.sequences + 1,
+            "context_lens": self.sequences,
+            "block_tables": self.sequences * self.blocks,
+            "logit_rows": self.sequences,
+        }
+
+    @property
+    def slot_elements(self) -> int:
+        return _HEADER + sum(self.sizes().values())
+
+
+class StepRing:
+    """Rank 0's end: allocates, writes, hands out handles."""
+
+    def __init__(self, arrays: SharedArrays, capacity: Capacity, ranks: int = 1) -> None:
+        self._capacity = capacity
+        self._shape = (SLOTS * capacity.slot_elements + max(1, ranks - 1),)
+        self._allocation = arrays.allocate(self._shape[0] * 4)
+        memory: NDArray[np.int32] = self._allocation.array(self._shape, "int32")
+        self._slots = memory[: SLOTS * capacity.slot_elements].reshape(SLOTS, -1)
+        self._copied = memory[SLOTS * capacity.slot_elements :]
+        self._ranks = ranks
+
+    def handle(self) -> ArrayHandle:
+        return self._allocation.export(self._shape, "int32")
+
+    def write(self, step: int, inputs: StepInputs) -> StepInputs:
+        """Copies a step in and returns it as views of the shared slot. Raises ValueError for one beyond the capacity, or while a
+        rank has not copied what the slot held."""
+        slot = self._slots[step % SLOTS]
+        if self._ranks > 1 and slot[0] and int(self._copied.min()) < slot[0]:
+            raise ValueError(f"a rank has not copied step {slot[0]} yet")
+        at, views = _HEADER, {}
+        for index, (name, size) in enumerate(self._capacity.sizes().items()):
+            values: NDArray[np.int32] = getattr(inputs, name)
+            if values.size > size:
+                raise ValueError(f"{name} of {values.size} elements; the ring holds {size}")
+            slot[2 + 2 * index : 4 + 2 * index] = (len(values), values.shape[1] if values.ndim == 2 else 0)
+            view = slot[at : at + values.size].reshape(values.shape)
+            view[...] = values
+            views[name] = view
+            at += size
+        slot[0] = step % 2**31
+        return StepInputs(**views)
+
+
+class StepReader:
+    """Another rank's end."""
+
+    def __init__(self, arrays: SharedArrays, handle: ArrayHandle, capacity: Capacity, rank: int) -> None:
+        self._opened = arrays.open(handle)
+        self._capacity = capacity
+        memory: NDArray[np.int32] = self._opened.array
+        self._slots = memory[: SLOTS * capacity.slot_elements].reshape(SLOTS, -1)
+        self._copied = memory[SLOTS * capacity.slot_elements :]
+        self._rank = rank
+
+    def read(self, step: int) -> StepInputs:
+        """A private copy of a step, acknowledged. Raises ValueError where the slot holds another."""
+        slot = self._slots[step % SLOTS]
+        if slot[0] != step % 2**31:
+            raise ValueError(f"slot {step % SLOTS} holds step {slot[0]}, not {step}")
+        at, values = _HEADER, {}
+        for index, (name, size) in enumerate(self._capacity.sizes().items()):
+            rows, columns = (int(number) for number in slot[2 + 2 * index : 4 + 2 * index])
+            count = rows * max(columns, 1) if name != "block_tables" else rows * columns
+            part = slot[at : at + count].copy()
+            values[name] = part.reshape(rows, columns) if name == "block_tables" else part
+            at += size
+        self._copied[self._rank - 1] = step % 2**31
+        return StepInputs(**values)
+
+    def close(self) -> None:
+        del self._slots, self._copied
+        self._opened.close()
