@@ -58,6 +58,7 @@ class ModelChoice:
 class Admission:
     seats: int | Literal["auto"] = key("auto", "Sequences that run at once; `auto`: by memory, at most 64.", least=1, most=256)
     queue_depth: int = key(256, "Requests that may wait; one more gets 503.", least=0)
+    queue_tokens: int = key(1_000_000, "Prompt tokens that may wait; a request beyond gets 503.", unit="tokens", least=0)
     queue_wait_s: float = key(30.0, "Longest wait for a seat, then 503.", unit="seconds", least=0.0)
     batching: bool = key(True, "false: one sequence at a time.")
 
@@ -65,10 +66,22 @@ class Admission:
 @dataclass(frozen=True)
 class Scheduling:
     step_tokens: int = key(
-        512, "Most tokens computed in one step; used in full when nothing decodes.", unit="tokens", least=16, most=4096
+        512, "Most tokens computed in one step; used in full when nothing decodes.", unit="tokens", least=1, most=4096
     )
     min_step_ms: float = key(
         25.0, "A step with decoding sequences may last twice a decode-only step, or this.", unit="milliseconds", least=0.0
+    )
+    reserve_tokens: int = key(2048, "Growth that memory is reserved for when a sequence takes a seat.", unit="tokens", least=16)
+    lone_steps: int = key(16, "Steps that a worker runs by itself for a lone stream.", unit="steps", least=1, most=256)
+
+
+@dataclass(frozen=True)
+class Cache:
+    prefix_mib: int = key(
+        1024,
+        "KV kept of prompts and replies for others that begin alike, in the KV cache's own memory; 0: none.",
+        unit="MiB",
+        least=0,
     )
 
 
@@ -79,6 +92,12 @@ class Memory:
         "Ceiling for weights, KV cache and workspace; `auto`: 70 % of what the machine and its cgroups leave free.",
         unit="MiB",
         least=64,
+    )
+    kv_blocks: int | Literal["auto"] = key(
+        "auto",
+        "Exact size of the KV cache, in blocks of 16 tokens, for tests and `helexa verify`; `auto`: what the ceiling allows.",
+        unit="blocks",
+        least=16,
     )
 
 
@@ -106,8 +125,10 @@ class Cpu:
     threads: int | Literal["auto"] = key(
         "auto", "Threads of a device worker; `auto`: physical cores it may use.", least=1, most=1024
     )
-    ops: Literal["auto", "native", "reference"] = key(
-        "auto", "Which ops run; `auto`: native where built, else the NumPy reference."
+    ops: Literal["auto", "native", "reference", "stock"] = key(
+        "auto",
+        "Which ops run; `auto`: native where built, else the NumPy reference. `stock` is not exact: it is for "
+        "`helexa verify --self-test` only.",
     )
 
 
@@ -135,6 +156,7 @@ class Config:
     model: ModelChoice = field(default_factory=ModelChoice)
     admission: Admission = field(default_factory=Admission)
     scheduling: Scheduling = field(default_factory=Scheduling)
+    cache: Cache = field(default_factory=Cache)
     memory: Memory = field(default_factory=Memory)
     sampling: Sampling = field(default_factory=Sampling)
     streaming: Streaming = field(default_factory=Streaming)

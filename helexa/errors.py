@@ -30,6 +30,7 @@ ERRORS: dict[str, Mapping] = {
     "model_not_found": Mapping(404, "invalid_request_error"),
     "body_too_large": Mapping(413, "invalid_request_error"),
     "unsupported_media_type": Mapping(415, "invalid_request_error"),
+    "too_many_requests": Mapping(429, "rate_limit_error"),
     "too_many_connections": Mapping(503, "server_error"),
     "queue_full": Mapping(503, "server_error"),
     "queue_timeout": Mapping(503, "server_error"),

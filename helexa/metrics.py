@@ -18,7 +18,9 @@ COUNTERS = {
     "aborted": "Sequences ended by their client, or because it was gone or too slow.",
     "steps": "Steps run by the device workers.",
     "prompt_tokens": "Prompt tokens computed.",
+    "cached_tokens": "Prompt tokens whose KV was cached.",
     "output_tokens": "Tokens drawn.",
+    "handoffs": "Plans sent to the device workers; fewer than steps where a lone stream's worker ran several by itself.",
     "preemptions": "Sequences that gave up their blocks and were computed again.",
     "row_errors": "Sequences ended because their row of a step failed.",
     "worker_losses": "Device workers lost.",
@@ -66,8 +68,9 @@ class _Engines(Collector):
         for name, scheduler in schedulers:
             sequences.add_metric([name, "running"], len(scheduler.running))
             sequences.add_metric([name, "waiting"], len(scheduler.waiting))
-            blocks.add_metric([name, "used"], scheduler.pool.num_used)
-            blocks.add_metric([name, "free"], scheduler.pool.num_free)
+            blocks.add_metric([name, "used"], scheduler.memory.pool.num_used)
+            blocks.add_metric([name, "cached"], scheduler.memory.pool.num_cached)
+            blocks.add_metric([name, "free"], scheduler.memory.pool.num_free)
             release.add_metric([name], scheduler.counters.abort_release_steps_max)
         yield from (sequences, blocks, release)
         ready = GaugeMetricFamily("helexa_model_ready", "1 when the model answers.", labels=["model"])

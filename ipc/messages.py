@@ -21,6 +21,7 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["cancel", "stop", "slow_client"]
+Priority = Literal["interactive", "background"]
 ModelState = Literal["loading", "ready", "restarting", "failed"]  # restarting: it was ready, and will be again
 
 
@@ -83,6 +84,9 @@ class Generate(Struct, tag="generate", forbid_unknown_fields=True):
     params: SamplingParams
     credit: Count  # output tokens a choice that may be sent before the first Credit
     resumed: bool = False
+    priority: Priority = "interactive"  # a background request gives its seat up to an interactive one, and goes on later
+    key: Annotated[str, Meta(max_length=128)] = ""  # opaque: whom the work is counted for; cached prefixes are shared within it
+    cache_salt: Annotated[str, Meta(max_length=256)] = ""  # cached prefixes are shared only under an equal one
 
 
 class Abort(Struct, tag="abort", forbid_unknown_fields=True):
@@ -247,12 +251,13 @@ class Ready(Struct, array_like=True, tag="ready", forbid_unknown_fields=True):
 
 
 class SeatJoin(Struct, array_like=True, forbid_unknown_fields=True):
-    """A sequence takes a seat: its block table starts empty and its history with the ids of its chunks."""
+    """A sequence takes a seat: its block table starts empty, and its ids with `history`."""
 
     seat: int
     seed: int
     prompt_len: int
     params: SamplingParams
+    history: bytes = b""  # ids (int32, little-endian) whose KV lies in the seat's first blocks already
 
 
 class Plan(Struct, array_like=True, tag="plan", forbid_unknown_fields=True):

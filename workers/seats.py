@@ -47,7 +47,10 @@ class Seats:
         for join in plan.joins:
             if not 0 <= join.seat < len(self._seats):
                 raise PlanError(f"seat {join.seat} of {len(self._seats)}")
-            self._seats[join.seat] = Seat(join.seed, join.prompt_len, join.params)
+            if len(join.history) % 4:
+                raise PlanError(f"seat {join.seat}'s history has {len(join.history)} bytes")
+            history = np.frombuffer(join.history, "<i4").tolist()
+            self._seats[join.seat] = Seat(join.seed, join.prompt_len, join.params, history)
         for index, block in zip(plan.block_seats, plan.blocks, strict=True):
             seat = self[index]
             if not 0 <= block < self._blocks or seat.num_blocks >= self.block_tables.shape[1]:

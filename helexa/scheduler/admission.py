@@ -20,10 +20,14 @@ class Limits:
     seats: int
     blocks: int
     queue_depth: int
+    queue_tokens: int
     queue_wait_s: float
     step_tokens: int
     min_step_ms: float
     slow_client_s: float
+    reserve_tokens: int
+    cached_blocks: int
+    repeat_steps: int
 
 
 def check_possible(message: Generate, limits: Limits) -> None:
@@ -57,12 +61,36 @@ def check_possible(message: Generate, limits: Limits) -> None:
     _check_ids("logit_bias", list(message.params.logit_bias), limits.vocab)
 
 
-def check_room(choices: int, waiting: int, free_seats: int, limits: Limits) -> None:
-    """Raises RequestError when the queue is full."""
-    if waiting + choices > limits.queue_depth + free_seats:
+@dataclass(frozen=True)
+class Queue:
+    """What waits now."""
+
+    waiting: int
+    waiting_tokens: int
+    waiting_of_key: int
+    free_seats: int
+
+
+def check_room(choices: int, tokens: int, key: str, queue: Queue, limits: Limits) -> None:
+    """Raises RequestError when the queue is full for everybody (503), or for this key (429): a named key may fill half of it."""
+    room = limits.queue_depth + queue.free_seats
+    if queue.waiting + choices > room:
         raise RequestError(
             "queue_full",
-            f"{waiting} requests wait and {limits.queue_depth} may; try again later, or raise admission.queue_depth",
+            f"{queue.waiting} requests wait and {limits.queue_depth} may; try again later, or raise admission.queue_depth",
+            retry_after=RETRY_AFTER_S,
+        )
+    if queue.waiting and queue.waiting_tokens + tokens > limits.queue_tokens:
+        raise RequestError(
+            "queue_full",
+            f"requests of {queue.waiting_tokens} tokens wait and {limits.queue_tokens} may; try again later, or raise "
+            "admission.queue_tokens",
+            retry_after=RETRY_AFTER_S,
+        )
+    if key and queue.waiting_of_key + choices > max(1, room // 2):
+        raise RequestError(
+            "too_many_requests",
+            f"{queue.waiting_of_key} requests of this key wait, which is half the queue; wait for their answers first",
             retry_after=RETRY_AFTER_S,
         )
 

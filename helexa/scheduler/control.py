@@ -57,8 +57,9 @@ def _status(state: State) -> dict[str, Any]:
             entry |= {
                 "running": len(scheduler.running),
                 "waiting": len(scheduler.waiting),
-                "blocks_total": scheduler.pool.total,
-                "blocks_used": scheduler.pool.num_used,
+                "blocks_total": scheduler.memory.pool.total,
+                "blocks_used": scheduler.memory.pool.num_used,
+                "blocks_cached": scheduler.memory.pool.num_cached,
                 "counters": dataclasses.asdict(scheduler.counters),
             }
         models.append(entry)

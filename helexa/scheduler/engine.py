@@ -11,7 +11,8 @@ from helexa.config import Config
 from helexa.errors import RequestError, StartError
 from helexa.scheduler.admission import RETRY_AFTER_S, Limits
 from helexa.scheduler.block_pool import BLOCK_SIZE
-from helexa.scheduler.scheduler import GivenUp, Scheduler
+from helexa.scheduler.request_table import GivenUp
+from helexa.scheduler.scheduler import Scheduler
 from helexa.scheduler.step_builder import PriceTable
 from ipc.messages import (
     Abort,
@@ -93,6 +94,7 @@ class Engine:
                     admission.seats,
                     admission.batching,
                     message.memory_note,
+                    self.config.memory.kv_blocks,
                 )
             except StartError as error:
                 self.fail(error.message)
@@ -137,9 +139,13 @@ class Engine:
             blocks=plan.blocks,
             queue_depth=config.admission.queue_depth,
             queue_wait_s=config.admission.queue_wait_s,
+            queue_tokens=config.admission.queue_tokens,
             step_tokens=config.scheduling.step_tokens,
             min_step_ms=config.scheduling.min_step_ms,
             slow_client_s=config.streaming.slow_client_s,
+            reserve_tokens=config.scheduling.reserve_tokens,
+            cached_blocks=config.cache.prefix_mib * 2**20 // loaded.bytes_per_block,
+            repeat_steps=config.scheduling.lone_steps,
         )
 
     def on_worker_lost(self) -> None:

@@ -96,6 +96,7 @@ class SchedulerProcess:
             for fd in [fd for fd in ready if fd in self.control]:
                 self._read_operator(fd)
             self._expire(now)
+            self._interrupt()
             self._plan(now)
             self._flush()
 
@@ -280,6 +281,16 @@ class SchedulerProcess:
                 self.planned_at[model] = now
                 try:
                     link.send(plan)
+                except Closed:
+                    self._lose_worker(fd)
+
+    def _interrupt(self) -> None:
+        """A worker that runs several steps by itself is called back when somebody waits, or its sequence has ended."""
+        for fd, (link, model) in list(self.links.items()):
+            scheduler = self.engines[model].scheduler if model is not None else None
+            if scheduler is not None and scheduler.wants_worker_back():
+                try:
+                    link.send(messages.Yield(scheduler.incarnation))
                 except Closed:
                     self._lose_worker(fd)
 

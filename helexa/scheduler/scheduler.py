@@ -7,46 +7,20 @@ neighbours, that changes nothing but time.
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections import deque
-from dataclasses import dataclass
-
 from helexa.errors import RequestError
-from helexa.scheduler.admission import RETRY_AFTER_S, Limits, check_possible, check_room
-from helexa.scheduler.block_pool import BlockPool, blocks_for
+from helexa.scheduler.admission import RETRY_AFTER_S, Limits, Queue, check_possible, check_room
+from helexa.scheduler.counters import Counters
+from helexa.scheduler.fairness import FairQueue
+from helexa.scheduler.kv_memory import KvMemory
 from helexa.scheduler.outbox import Outbox
-from helexa.scheduler.sequence import Request, Sequence, State
+from helexa.scheduler.request_table import GivenUp, Reminders, RequestTable
+from helexa.scheduler.sequence import Request, Sequence, SequenceKey, State
 from helexa.scheduler.step_builder import PriceTable, StepBuilder, prefill_budget
 from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generate, Plan, Result, RowError
 
 MAX_PASSED_OVER = 8
 FINISH_LINGER_S = 60.0  # how long an end that nobody acknowledges is kept
-
-
-@dataclass
-class Counters:
-    """Totals since the model was loaded."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-    requests: int = 0
-    refused: int = 0
-    aborted: int = 0
-    row_errors: int = 0
-    abort_release_steps_max: int = 0  # most steps between an abort and the freeing of what it held
-    worker_losses: int = 0
-
-
-@dataclass(frozen=True)
-class GivenUp:
-    """A request that waited too long for a seat."""
-
-    client: bytes
-    req_id: str
-    error: RequestError
+MOST_CACHED_PREFIX = 32 * 1024  # tokens: their ids travel to the worker in one message
 
 
 class Scheduler:
@@ -56,51 +30,65 @@ class Scheduler:
         self.eos_ids = eos_ids
         self.incarnation = incarnation
         self.counters = Counters()
-        self.pool = BlockPool(limits.blocks)
-        self.waiting: deque[Sequence] = deque()
+        self.memory = KvMemory(limits.blocks, limits.reserve_tokens, limits.cached_blocks, MOST_CACHED_PREFIX)
+        self.waiting = FairQueue()
         self.running: list[Sequence] = []  # by arrival at a seat, oldest first
-        self._requests: dict[tuple[bytes, str], list[Sequence]] = {}
+        self.outbox = Outbox()
+        self._requests = RequestTable()
+        self._reminders = Reminders()
+        self._parked: dict[SequenceKey, Sequence] = {}  # preempted while out of credit
         self._free_seats = list(range(limits.seats - 1, -1, -1))
         self._leaves: list[int] = []
         self._in_flight: list[tuple[Sequence, int]] | None = None
-        self._in_flight_step = -1
-        self._in_flight_sampled: dict[int, Sequence] = {}
+        self._in_flight_plan = Plan(0, -1, 0, [], [], [], [], [], [], [], [], [], [])
         self._step = 0
-        self.outbox = Outbox()
-        self._deadlines: list[tuple[float, int, Sequence]] = []
-        self._order = itertools.count()
 
     # requests
 
     def add(self, client: bytes, message: Generate, now: float) -> None:
         """Takes a request, or joins the client to the one it already has. Raises RequestError when it is refused."""
-        known = self._requests.get((client, message.req_id))
-        if known is not None:
+        known = self._requests.choices(client, message.req_id)
+        if known:
             self._rejoin(known, message)
             return
         check_possible(message, self.limits)
         if not message.resumed:
-            try:
-                check_room(len(message.seeds), len(self.waiting), len(self._free_seats), self.limits)
-            except RequestError:
-                self.counters.refused += 1
-                raise
+            self._check_room(message)
         self.counters.requests += 1
-        request = Request(client, message.req_id, len(message.prompt_ids), message.params, len(message.seeds), now)
+        request = Request(
+            client,
+            message.req_id,
+            len(message.prompt_ids),
+            message.params,
+            len(message.seeds),
+            now,
+            message.key,
+            message.cache_salt,
+            message.priority,
+        )
         sequences = [
             Sequence(request, choice, seed, message.prompt_ids + output, message.credit, len(output))
             for choice, (seed, output) in enumerate(zip(message.seeds, message.output_ids, strict=True))
         ]
-        self._requests[client, message.req_id] = sequences
+        self._requests.add(client, message.req_id, sequences)
         for sequence in sequences:
-            if sequence.request.params.hash_logits:
+            if request.params.hash_logits:
                 sequence.hashes = [0] * sequence.num_output_tokens
-            if sequence.request.params.logprobs >= 0:
+            if request.params.logprobs >= 0:
                 sequence.logprobs = [None] * sequence.num_output_tokens
+            sequence.ever_seated = message.resumed  # it ran before: it may wait as long as it takes
             if not self._finish_if_ended(sequence, now):
-                sequence.ever_seated = message.resumed  # it ran before: it may wait as long as it takes
-                self.waiting.append(sequence)
-                self._remind(now + self.limits.queue_wait_s, sequence)
+                self.waiting.push(sequence)
+                self._reminders.add(now + self.limits.queue_wait_s, sequence)
+
+    def _check_room(self, message: Generate) -> None:
+        waiting = self.waiting
+        queue = Queue(len(waiting), waiting.tokens, waiting.waiting_of(message.key), len(self._free_seats))
+        try:
+            check_room(len(message.seeds), len(message.prompt_ids) * len(message.seeds), message.key, queue, self.limits)
+        except RequestError:
+            self.counters.refused += 1
+            raise
 
     def _rejoin(self, sequences: list[Sequence], message: Generate) -> None:
         request = sequences[0].request
@@ -113,16 +101,18 @@ class Scheduler:
             self.outbox.add(sequence)
 
     def credit(self, client: bytes, message: Credit) -> None:
-        sequence = self._find(client, message.req_id, message.choice)
+        sequence = self._requests.find(client, message.req_id, message.choice)
         if sequence is not None and message.upto > sequence.credit:
             sequence.credit = message.upto
             if not sequence.out_of_credit:
                 sequence.stalled_since = None
+                if self._parked.pop(sequence.key, None) is not None:
+                    self.waiting.push(sequence, front=True)
             self.outbox.add(sequence)
 
     def abort(self, client: bytes, message: Abort, now: float) -> None:
         """Ends a choice. With reason `stop` its end counts the first `keep` output tokens."""
-        sequence = self._find(client, message.req_id, message.choice)
+        sequence = self._requests.find(client, message.req_id, message.choice)
         if sequence is None or sequence.state is State.FINISHED:
             return
         sequence.aborted_at_step = self._step
@@ -136,19 +126,18 @@ class Scheduler:
             self._forget(sequence)
 
     def acknowledge(self, client: bytes, message: FinishAck) -> None:
-        sequence = self._find(client, message.req_id, message.choice)
+        sequence = self._requests.find(client, message.req_id, message.choice)
         if sequence is not None and sequence.state is State.FINISHED:
             self._forget(sequence)
 
     def drop_client(self, client: bytes, now: float) -> None:
         """The client is gone: its sequences end and nothing is kept for it."""
-        for sequences in [group for (owner, _), group in self._requests.items() if owner == client]:
-            for sequence in list(sequences):
-                if sequence.state is not State.FINISHED:
-                    self.counters.aborted += 1
-                    sequence.aborted_at_step = self._step
-                    self._finish(sequence, "abort", now)
-                self._forget(sequence)
+        for sequence in self._requests.of_client(client):
+            if sequence.state is not State.FINISHED:
+                self.counters.aborted += 1
+                sequence.aborted_at_step = self._step
+                self._finish(sequence, "abort", now)
+            self._forget(sequence)
 
     # steps
 
@@ -157,72 +146,111 @@ class Scheduler:
         if self._in_flight is not None:
             return None
         builder = StepBuilder()
-        decoding = [sequence for sequence in self.running if sequence.decodes and not self._stalls(sequence, now)]
-        for sequence in decoding:
-            if sequence.state is State.RUNNING:  # an older one may have preempted it
-                self._schedule(builder, sequence, 1)
+        self._make_room()
+        self._add_decoding(builder, now)
         decode_rows = len(builder.parts)
         budget = prefill_budget(decode_rows, self.prices, self.limits.step_tokens, self.limits.min_step_ms)
-        for sequence in self._prefill_order():
-            if sequence.state is not State.RUNNING:
-                continue
-            if budget <= 0:
-                sequence.passed_over += 1
-                continue
-            count = min(sequence.num_new_tokens, budget)
-            if self._schedule(builder, sequence, count):
-                sequence.passed_over = 0
-                budget -= count
-        while budget > 0 and self.waiting and self._seat(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            count = min(sequence.num_new_tokens, budget)
-            if not self._schedule(builder, sequence, count):
-                break
-            budget -= count
+        budget = self._add_prefilling(builder, budget)
+        self._add_waiting(builder, budget)
+        while not builder.parts and self._preempt_youngest():
+            self._add_decoding(builder, now)
+            self._add_prefilling(builder, self.limits.step_tokens)
         if not builder.parts:
             return None
-        return self._send_off(builder)
+        return self._send_off(builder, decode_rows)
 
-    def _send_off(self, builder: StepBuilder) -> Plan:
+    def _add_decoding(self, builder: StepBuilder, now: float) -> None:
+        for sequence in self.running:
+            computed = sequence.num_computed_tokens
+            if computed and len(sequence.tokens) - computed == 1 and not self._stalls(sequence, now):
+                self._schedule(builder, sequence, 1)
+
+    def _add_prefilling(self, builder: StepBuilder, budget: int) -> int:
+        """Parts of prompts, the longest passed over first; returns what is left of the budget."""
+        prefilling = [sequence for sequence in self.running if not sequence.decodes]
+        for sequence in sorted(prefilling, key=lambda sequence: sequence.passed_over < MAX_PASSED_OVER):
+            count = min(sequence.num_new_tokens, budget)
+            if count > 0 and self._schedule(builder, sequence, count):
+                sequence.passed_over = 0
+                budget -= count
+            else:
+                sequence.passed_over += 1
+        return budget
+
+    def _add_waiting(self, builder: StepBuilder, budget: int) -> None:
+        while budget > 0 and self._free_seats:
+            sequence = self.waiting.peek()
+            if sequence is None or not self.memory.seat(sequence):
+                return
+            self._take_seat(self.waiting.pop())
+            count = min(sequence.num_new_tokens, budget)
+            if self._schedule(builder, sequence, count):
+                budget -= count
+
+    def _send_off(self, builder: StepBuilder, decode_rows: int) -> Plan:
         self._step += 1
-        plan = builder.plan(self.incarnation, self._step, self._leaves)
-        self._leaves = []
-        self._in_flight = builder.parts
-        self._in_flight_step = self._step
-        self._in_flight_sampled = {}
-        for (sequence, count), samples in zip(builder.parts, plan.samples, strict=True):
-            sequence.joined = True
+        counters = self.counters
+        for sequence, count in builder.parts:
             sequence.in_flight = True
-            if samples:
-                self._in_flight_sampled[sequence.seat] = sequence
-            self.counters.prompt_tokens += min(count, max(0, sequence.request.prompt_len - sequence.num_computed_tokens))
+            counters.prompt_tokens += min(count, max(0, sequence.request.prompt_len - sequence.num_computed_tokens))
+            self.waiting.charge(sequence.request.key, count)
+        repeat = self._repeat(builder, decode_rows)
+        plan = builder.plan(self.incarnation, self._step, repeat, self._leaves)
+        self._leaves = []
+        self._in_flight, self._in_flight_plan = builder.parts, plan
+        counters.note_plan(plan)
         return plan
+
+    def _repeat(self, builder: StepBuilder, decode_rows: int) -> int:
+        """Steps that the worker may run by itself: several for a lone stream, whose blocks for them are taken at once."""
+        if len(self.running) != 1 or len(self.waiting) or decode_rows != 1:
+            return 1
+        sequence = builder.parts[0][0]
+        left = min(sequence.most_tokens - sequence.num_tokens, sequence.credit - sequence.num_output_tokens)
+        steps = max(1, min(self.limits.repeat_steps, left))
+        grown = self.memory.grow(sequence, sequence.num_computed_tokens + steps)
+        return 1 if grown is None else steps
+
+    def wants_worker_back(self) -> bool:
+        """Whether the worker is in a run of several steps that should end; said once a run."""
+        if self._in_flight is None or self._in_flight_plan.repeat == 1:
+            return False
+        ended = self._in_flight[0][0].state is State.FINISHED
+        if not ended and not len(self.waiting):
+            return False
+        self._in_flight_plan.repeat = 1
+        return True
 
     def apply_row_error(self, error: RowError, now: float) -> None:
         """One row failed: that sequence ends, the others go on."""
-        if error.incarnation != self.incarnation or error.step != self._in_flight_step:
+        if self._in_flight is None or error.incarnation != self.incarnation or error.step != self._in_flight_plan.step:
             return
-        sequence = self._in_flight_sampled.get(error.seat)
+        sequence = next((item for item, _ in self._in_flight if item.seat == error.seat), None)
         if sequence is not None and sequence.state is not State.FINISHED:
             self.counters.row_errors += 1
             self._finish(sequence, "error", now, error=error.error)
 
     def apply_result(self, result: Result, now: float) -> None:
         """Takes a step's tokens; a result of another incarnation or step is dropped."""
-        if self._in_flight is None or result.incarnation != self.incarnation or result.step != self._in_flight_step:
+        plan, parts = self._in_flight_plan, self._in_flight
+        if parts is None or result.incarnation != self.incarnation or result.step != plan.step:
             return
-        drawn = dict(zip(result.seats, result.ids, strict=True))
-        parts, self._in_flight = self._in_flight, None
         self.counters.steps += 1
-        for sequence, count in parts:
-            sequence.in_flight = False
+        drawn = dict(zip(result.seats, result.ids, strict=True))
+        for (sequence, count), samples in zip(parts, plan.samples, strict=True):
+            if result.last:
+                sequence.in_flight = False
             if sequence.state is State.FINISHED:
-                self._release(sequence)
+                if result.last:
+                    self._release(sequence)
                 continue
             sequence.num_computed_tokens += count
             sequence.sampled_last = False
-            if sequence.seat in self._in_flight_sampled:
+            self.memory.register(sequence)
+            if samples:
                 self._append(sequence, drawn.get(sequence.seat, -1), result, now)
+        if result.last:
+            self._in_flight = None
 
     def _append(self, sequence: Sequence, token: int, result: Result, now: float) -> None:
         if not 0 <= token < self.limits.vocab:
@@ -231,9 +259,10 @@ class Scheduler:
         sequence.tokens.append(token)
         sequence.sampled_last = True
         self.counters.output_tokens += 1
-        if sequence.request.params.logprobs >= 0:
+        params = sequence.request.params
+        if params.logprobs >= 0:
             sequence.logprobs.append(result.logprobs.get(sequence.seat))
-        if sequence.request.params.hash_logits:
+        if params.hash_logits:
             sequence.hashes.append(result.hashes.get(sequence.seat, 0))
         self.outbox.add(sequence)
         self._finish_if_ended(sequence, now)
@@ -243,13 +272,13 @@ class Scheduler:
         self.counters.worker_losses += 1
         self.incarnation = incarnation
         parts, self._in_flight = self._in_flight or [], None
-        self._in_flight_sampled = {}
         for sequence, _ in parts:
             sequence.in_flight = False
             if sequence.state is State.FINISHED:
                 self._release(sequence)
         for sequence in reversed(self.running.copy()):
             self._unseat(sequence)
+        self.memory.forget_contents()
         self._leaves = []
 
     # time
@@ -257,8 +286,7 @@ class Scheduler:
     def expire(self, now: float) -> list[GivenUp]:
         """Ends what waited too long for a seat or a reader; the first kind is returned, to be refused."""
         given_up = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, sequence = heapq.heappop(self._deadlines)
+        for sequence in self._reminders.due(now):
             if sequence.state is State.FINISHED:
                 if sequence.finished_at + FINISH_LINGER_S <= now:
                     self._forget(sequence)
@@ -274,7 +302,7 @@ class Scheduler:
     def _give_up(self, sequence: Sequence, now: float) -> list[GivenUp]:
         """Refuses the request of a sequence that still waits, unless one of its choices ever ran."""
         request = sequence.request
-        group = self._requests.get((request.client, request.req_id), [])
+        group = self._requests.choices(request.client, request.req_id)
         if any(item.ever_seated or item.num_output_tokens for item in group):
             return []
         for item in list(group):
@@ -286,35 +314,25 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `expire` may have something to do; it does no harm to ask too early."""
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def _remind(self, when: float, sequence: Sequence) -> None:
-        heapq.heappush(self._deadlines, (when, next(self._order), sequence))
+        return self._reminders.next()
 
     # state
 
     def num_live(self) -> int:
-        return len(self.waiting) + len(self.running)
+        return len(self.waiting) + len(self.running) + len(self._parked)
 
     def check(self) -> None:
         """Raises AssertionError when a law is broken: blocks and seats are in one place, counts agree."""
-        self.pool.check()
-        held = [block for sequence in self._holders() for block in sequence.blocks]
-        assert len(held) == len(set(held)) == self.pool.num_used, "a used block has no holder, or two"
-        seats = [sequence.seat for sequence in self._holders()]
+        ended = [sequence for sequence, _ in self._in_flight or [] if sequence.state is State.FINISHED and sequence.seat >= 0]
+        holders = self.running + ended
+        self.memory.check(holders)
+        seats = [sequence.seat for sequence in holders]
         assert len(set(seats)) == len(seats) and len(seats) + len(self._free_seats) == self.limits.seats, "a seat is lost"
         for sequence in self.running:
             assert sequence.num_computed_tokens < sequence.num_tokens, "nothing is left to compute, yet it runs"
-            assert len(sequence.blocks) >= blocks_for(sequence.num_computed_tokens), "computed tokens have no block"
-
-    def _holders(self) -> list[Sequence]:
-        ended = [sequence for sequence, _ in self._in_flight or [] if sequence.state is State.FINISHED and sequence.seat >= 0]
-        return self.running + ended
+        assert len(self.waiting) == sum(1 for _ in self.waiting), "the queue is miscounted"
 
     # the parts
-
-    def _find(self, client: bytes, req_id: str, choice: int) -> Sequence | None:
-        return next((item for item in self._requests.get((client, req_id), []) if item.choice == choice), None)
 
     def _stalls(self, sequence: Sequence, now: float) -> bool:
         """Out of credit: the sequence keeps what it has and waits for its reader."""
@@ -322,36 +340,47 @@ class Scheduler:
             return False
         if sequence.stalled_since is None:
             sequence.stalled_since = now
-            self._remind(now + self.limits.slow_client_s, sequence)
+            self._reminders.add(now + self.limits.slow_client_s, sequence)
         return True
 
-    def _prefill_order(self) -> list[Sequence]:
-        prefilling = [sequence for sequence in self.running if not sequence.decodes]
-        return sorted(prefilling, key=lambda sequence: sequence.passed_over < MAX_PASSED_OVER)
-
-    def _seat(self, sequence: Sequence) -> bool:
-        """Gives a waiting sequence a seat if one is free and its tokens fit beside what others hold."""
-        if not self._free_seats or blocks_for(sequence.num_tokens) > self.pool.num_free:
-            return False
+    def _take_seat(self, sequence: Sequence) -> None:
+        """The queue's first gets the seat that its memory was reserved for."""
+        if not sequence.ever_seated:
+            self.counters.cached_tokens += sequence.num_cached_tokens
         sequence.seat = self._free_seats.pop()
         sequence.state = State.RUNNING
         sequence.ever_seated = True
+        sequence.passed_over = 0
         self.running.append(sequence)
-        return True
 
     def _schedule(self, builder: StepBuilder, sequence: Sequence, count: int) -> bool:
-        """Adds a part to the step, with the blocks it needs; the youngest sequences give theirs up when none are free."""
-        needed = blocks_for(sequence.num_computed_tokens + count) - len(sequence.blocks)
-        blocks = self.pool.allocate(needed) if needed > 0 else []
-        while blocks is None:
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            builder.drop(youngest)
-            if youngest is sequence:
-                return False
-            blocks = self.pool.allocate(needed)
-        sequence.blocks.extend(blocks)
-        builder.add(sequence, count, blocks)
+        """Adds a part to the step, with the blocks it needs. Where memory does not suffice the sequence pauses: it keeps what it
+        has, and goes on when another has ended."""
+        if self.memory.grow(sequence, sequence.num_computed_tokens + count) is None:
+            self.counters.pauses += 1
+            return False
+        builder.add(sequence, count)
+        return True
+
+    def _make_room(self) -> None:
+        """While the queue's first cannot be seated: one that waits for its reader gives its seat up, else, to an interactive
+        one, a background one. Neither is forgotten."""
+        while (first := self.waiting.peek()) is not None:
+            if self._free_seats and self.memory.fits(first):
+                return
+            victims = [sequence for sequence in self.running if sequence.stalled_since is not None]
+            if first.request.priority_class == 0:
+                victims = victims or [sequence for sequence in self.running if sequence.request.priority_class > 0]
+            if not victims:
+                return
+            self._preempt(victims[-1])
+
+    def _preempt_youngest(self) -> bool:
+        """When memory lets nobody go on, one gives its up, those that wait for their reader first; False when only one runs."""
+        if len(self.running) < 2 or all(sequence.out_of_credit for sequence in self.running):
+            return False
+        stalled = [sequence for sequence in self.running if sequence.out_of_credit]
+        self._preempt((stalled or self.running)[-1])
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -359,27 +388,30 @@ class Scheduler:
         self._unseat(sequence)
 
     def _unseat(self, sequence: Sequence) -> None:
+        """Back to the queue, or, out of credit, to wait for its reader first."""
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.state = State.WAITING
-        sequence.num_computed_tokens = 0
-        sequence.joined = sequence.sampled_last = False
-        self.waiting.appendleft(sequence)
+        if sequence.stalled_since is None:
+            self.waiting.push(sequence, front=True)
+        else:
+            self._parked[sequence.key] = sequence
 
     def _give_back(self, sequence: Sequence) -> None:
-        self.pool.free(sequence.blocks)
-        sequence.blocks = []
+        self.memory.release(sequence)
         if sequence.joined:
             self._leaves.append(sequence.seat)
         self._free_seats.append(sequence.seat)
         sequence.seat = -1
+        sequence.num_told_blocks = 0
+        sequence.joined = sequence.sampled_last = False
 
     def _finish_if_ended(self, sequence: Sequence, now: float) -> bool:
         ended = sequence.finish_reason(self.eos_ids, self.limits.context)
         if ended is None:
             return False
         reason, stop_token = ended
-        self._finish(sequence, "stop" if reason == "stop" else "length", now, stop_token=stop_token)
+        self._finish(sequence, reason, now, stop_token=stop_token)
         return True
 
     def _finish(
@@ -395,13 +427,14 @@ class Scheduler:
         output = sequence.num_output_tokens if output_tokens is None else output_tokens
         sequence.finish = Finish(reason, sequence.request.prompt_len, sequence.num_cached_tokens, output, stop_token, error)
         sequence.finished_at = now
-        self._remind(now + FINISH_LINGER_S, sequence)
+        self._reminders.add(now + FINISH_LINGER_S, sequence)
         sequence.stalled_since = None
-        if sequence.state is State.WAITING and sequence in self.waiting:
-            self.waiting.remove(sequence)
-        elif sequence.state is State.RUNNING:
+        self._parked.pop(sequence.key, None)
+        before, sequence.state = sequence.state, State.FINISHED
+        if before is State.WAITING and sequence.queued:
+            self.waiting.leave(sequence)
+        elif before is State.RUNNING:
             self.running.remove(sequence)
-        sequence.state = State.FINISHED
         self.outbox.add(sequence)
         if sequence.seat >= 0 and not sequence.in_flight:
             self._release(sequence)
@@ -409,15 +442,9 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Frees what an ended sequence held, once no step in flight writes there."""
         if sequence.aborted_at_step >= 0:
-            steps = self._step - sequence.aborted_at_step
-            self.counters.abort_release_steps_max = max(self.counters.abort_release_steps_max, steps)
+            self.counters.note_release(self._step - sequence.aborted_at_step)
         self._give_back(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         self.outbox.discard(sequence)
-        key = (sequence.request.client, sequence.request.req_id)
-        group = self._requests.get(key)
-        if group is not None and sequence in group:
-            group.remove(sequence)
-            if not group:
-                del self._requests[key]
+        self._requests.forget(sequence)

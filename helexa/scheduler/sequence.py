@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from ipc.messages import Finish, SamplingParams, TokenLogprobs
+from helexa.scheduler.prefix_cache import Node
+from ipc.messages import Finish, FinishReason, Priority, SamplingParams, TokenLogprobs
 
 # (client, req_id, choice): one client can neither see nor touch another's
 SequenceKey = tuple[bytes, str, int]
@@ -27,6 +28,18 @@ class Request:
     params: SamplingParams
     num_choices: int
     arrived: float  # seconds
+    key: str = ""  # opaque: whom the work is counted for
+    cache_salt: str = ""
+    priority: Priority = "interactive"
+
+    @property
+    def priority_class(self) -> int:
+        return 0 if self.priority == "interactive" else 1
+
+    @property
+    def cache_root(self) -> tuple[str, str]:
+        """Whose cached prefixes these tokens may begin with."""
+        return (self.key, self.cache_salt)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +59,12 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
+    reserved_blocks: int = 0  # taken and to be taken
+    num_registered_blocks: int = 0  # full blocks that the prefix cache knows, or knows an equal of
+    num_told_blocks: int = 0  # blocks that the worker has in the seat's table
+    cache_node: Node | None = None  # of the last of them
     seat: int = -1
+    queued: bool = False  # in the queue for a seat
     joined: bool = False  # the worker knows the seat's sequence
     sampled_last: bool = False  # the worker holds the last token of `tokens`
     in_flight: bool = False
@@ -77,6 +95,11 @@ class Sequence:
         return len(self.tokens) - self.num_computed_tokens
 
     @property
+    def most_tokens(self) -> int:
+        """Prompt + output at their longest."""
+        return self.request.prompt_len + self.request.params.max_tokens
+
+    @property
     def out_of_credit(self) -> bool:
         return self.num_output_tokens >= self.credit
 
@@ -85,7 +108,7 @@ class Sequence:
         """One more token to compute, and output has begun: a decode row."""
         return self.num_new_tokens == 1 and self.num_computed_tokens > 0
 
-    def finish_reason(self, eos_ids: frozenset[int], context: int) -> tuple[str, int | None] | None:
+    def finish_reason(self, eos_ids: frozenset[int], context: int) -> tuple[FinishReason, int | None] | None:
         """Why the sequence ends with its last token, as (reason, stop token), or None while it goes on."""
         output = self.num_output_tokens
         if output == 0:

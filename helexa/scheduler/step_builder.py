@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -58,35 +60,42 @@ class StepBuilder:
     """Collects a step's parts; `plan()` lays them out as the worker reads them."""
 
     parts: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, tokens of this step)
-    new_blocks: list[tuple[Sequence, list[int]]] = field(default_factory=list)
 
-    def add(self, sequence: Sequence, count: int, blocks: list[int]) -> None:
+    def add(self, sequence: Sequence, count: int) -> None:
         self.parts.append((sequence, count))
-        if blocks:
-            self.new_blocks.append((sequence, blocks))
 
     def drop(self, sequence: Sequence) -> None:
         """Takes back what was added for a sequence that lost its seat while the step was being built."""
         self.parts = [part for part in self.parts if part[0] is not sequence]
-        self.new_blocks = [entry for entry in self.new_blocks if entry[0] is not sequence]
 
-    def plan(self, incarnation: int, step: int, leaves: list[int]) -> Plan:
-        plan = Plan(incarnation, step, 1, leaves, [], [], [], [], [], [], [], [], [])
+    def plan(self, incarnation: int, step: int, repeat: int, leaves: list[int]) -> Plan:
+        """The step's plan; from here on the worker is taken to know what it says."""
+        plan = Plan(incarnation, step, repeat, leaves, [], [], [], [], [], [], [], [], [])
         for sequence, count in self.parts:
-            start = sequence.num_computed_tokens
+            start, seat = sequence.num_computed_tokens, sequence.seat
             if not sequence.joined:
-                request = sequence.request
-                plan.joins.append(SeatJoin(sequence.seat, sequence.seed, request.prompt_len, request.params))
-            plan.seats.append(sequence.seat)
+                sequence.joined = True
+                plan.joins.append(_join(sequence))
+            if len(sequence.blocks) > sequence.num_told_blocks:
+                blocks = sequence.blocks[sequence.num_told_blocks :]
+                plan.block_seats.extend([seat] * len(blocks))
+                plan.blocks.extend(blocks)
+                sequence.num_told_blocks = len(sequence.blocks)
+            plan.seats.append(seat)
             plan.starts.append(start)
             plan.counts.append(count)
-            if sequence.sampled_last and count == 1:
+            if count == 1 and sequence.sampled_last:
                 plan.carried.append(0)
             else:
                 plan.carried.append(count)
                 plan.ids.extend(sequence.tokens[start : start + count])
-            plan.samples.append(start + count == sequence.num_tokens)
-        for sequence, blocks in self.new_blocks:
-            plan.block_seats.extend([sequence.seat] * len(blocks))
-            plan.blocks.extend(blocks)
+            plan.samples.append(start + count == len(sequence.tokens))
         return plan
+
+
+def _join(sequence: Sequence) -> SeatJoin:
+    request = sequence.request
+    history = array("i", sequence.tokens[: sequence.num_computed_tokens])
+    if sys.byteorder == "big":
+        history.byteswap()
+    return SeatJoin(sequence.seat, sequence.seed, request.prompt_len, request.params, history.tobytes())

@@ -57,6 +57,7 @@ def stream(port: int, body: dict, on_event: Callable[[], None]) -> Transcript:
                 chunk = json.loads(line.removeprefix("data: "))
                 seen.error = chunk.get("error") or seen.error
                 seen.usage = chunk.get("usage") or seen.usage
+                (seen.usage or {}).pop("prompt_tokens_details", None)  # what was cached tells of the past, not of the reply
                 for choice in chunk.get("choices", []):
                     seen.text += choice["text"]
                     seen.ids += choice.get("token_ids") or []

@@ -13,7 +13,9 @@ from helexa.errors import RequestError
 class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.scheduler = make_scheduler(blocks=24, seats=5, queue_depth=8, step_tokens=32, context=200)
+        self.scheduler = make_scheduler(
+            blocks=24, seats=5, queue_depth=8, step_tokens=32, context=200, repeat_steps=4, cached_blocks=12
+        )
         self.worker = FakeWorker()
         self.peer = Peer(self.scheduler)
         self.asked = {}
@@ -27,15 +29,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         choices=st.integers(1, 3),
         credit=st.sampled_from([0, 1, 5, 1000]),
         min_tokens=st.integers(0, 5),
+        alike=st.integers(0, 40),
+        priority=st.sampled_from(["interactive", "background"]),
+        key=st.sampled_from(["", "a", "b"]),
     )
-    def arrive(self, prompt, max_tokens, choices, credit, min_tokens):
+    def arrive(self, prompt, max_tokens, choices, credit, min_tokens, alike, priority, key):
         self.count += 1
+        prompt = [7] * alike + prompt
         seeds = [self.count * 10 + choice for choice in range(choices)]
         message = generate(f"r{self.count}", prompt, credit=credit, seeds=seeds, max_tokens=max_tokens, min_tokens=min_tokens)
+        message.priority, message.key = priority, key
         try:
             self.scheduler.add(CLIENT, message, 0.0)
         except RequestError as error:
-            assert error.code == "queue_full"
+            assert error.code in ("queue_full", "too_many_requests")
             return
         self.asked[message.req_id] = message
 
@@ -43,6 +50,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     def run(self, steps):
         for _ in range(steps):
             step(self.scheduler, self.worker, self.peer)
+
+    @rule(most=st.integers(1, 3), cancels=st.booleans())
+    def interrupt(self, most, cancels):
+        """A run of several steps that is called back, with or without its sequence having ended."""
+        plan = self.scheduler.plan_step(0.0)
+        if plan is None:
+            return
+        if cancels:
+            sequence = self.scheduler.running[0]
+            self.peer.abort(sequence.request.req_id, sequence.choice)
+            self.cancelled.add(sequence.request.req_id)
+        for result in self.worker.run_all(plan, most):
+            self.scheduler.apply_result(result, 0.0)
+            self.scheduler.check()
+        self.peer.receive()
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -76,7 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for choice in range(len(message.seeds)):
                 self.peer.credit(req_id, 10_000, choice)
         run_until_idle(self.scheduler, self.worker, self.peer)
-        assert self.scheduler.num_live() == 0 and self.scheduler.pool.num_used == 0
+        assert self.scheduler.num_live() == 0 and self.scheduler.memory.pool.num_used == 0
         for req_id, message in self.asked.items():
             if req_id in self.cancelled:
                 continue

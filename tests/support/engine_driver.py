@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from dataclasses import dataclass, field
 
 from helexa.scheduler.admission import Limits
@@ -39,10 +40,14 @@ def make_scheduler(**changes: object) -> Scheduler:
         "seats": 8,
         "blocks": 64,
         "queue_depth": 16,
+        "queue_tokens": 100_000,
         "queue_wait_s": 30.0,
         "step_tokens": 64,
         "min_step_ms": 0.0,
         "slow_client_s": 60.0,
+        "reserve_tokens": 16,
+        "cached_blocks": 16,
+        "repeat_steps": 1,
         **changes,
     }
     limits = Limits(**values)  # type: ignore[arg-type]
@@ -71,7 +76,8 @@ class FakeWorker:
             self.ids.pop(seat, None)
             self.tables.pop(seat, None)
         for join in plan.joins:
-            self.ids[join.seat], self.tables[join.seat], self.seeds[join.seat] = [], [], join.seed
+            history = list(array("i", join.history))
+            self.ids[join.seat], self.tables[join.seat], self.seeds[join.seat] = history, [], join.seed
         for seat, block in zip(plan.block_seats, plan.blocks, strict=True):
             self.tables[seat].append(block)
         at, seats, drawn = 0, [], []
@@ -100,7 +106,36 @@ class FakeWorker:
                 seats.append(seat)
                 drawn.append(token)
         assert at == len(plan.ids)
-        return Result(plan.incarnation, plan.step, 0, True, seats, drawn, {}, {}, 1.0)
+        return Result(plan.incarnation, plan.step, 0, plan.repeat == 1, seats, drawn, {}, {}, 1.0)
+
+    def run_all(self, plan: Plan, most: int = 1000) -> list[Result]:
+        """All steps of a plan, as the worker runs them by itself: it stops after an end, or is interrupted after `most`."""
+        repeat, results = plan.repeat, []
+        for substep in range(repeat):
+            result = self.run(plan)
+            result.substep = substep
+            result.last = substep + 1 in (repeat, most) or END_ID in result.ids
+            results.append(result)
+            if result.last:
+                break
+            starts = [start + count for start, count in zip(plan.starts, plan.counts, strict=True)]
+            ones = [1] * len(plan.seats)
+            plan = Plan(
+                plan.incarnation,
+                plan.step,
+                repeat,
+                [],
+                [],
+                plan.seats,
+                starts,
+                ones,
+                [0] * len(ones),
+                [True] * len(ones),
+                [],
+                [],
+                [],
+            )
+        return results
 
 
 @dataclass
@@ -138,9 +173,10 @@ def step(scheduler: Scheduler, worker: FakeWorker, peer: Peer, now: float = 0.0)
     """One whole step, with the laws checked before and after."""
     plan = scheduler.plan_step(now)
     scheduler.check()
-    if plan is not None:
-        scheduler.apply_result(worker.run(plan), now)
+    for result in worker.run_all(plan) if plan is not None else []:
+        scheduler.apply_result(result, now)
         scheduler.check()
+        peer.receive()
     peer.receive()
     return plan
 

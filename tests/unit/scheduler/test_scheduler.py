@@ -32,7 +32,7 @@ def test_one_request_is_answered_to_its_end():
     finish = peer.finishes["a", 0]
     assert finish.output_tokens == len(output) and finish.prompt_tokens == 3
     assert finish.reason == ("stop" if output[-1] == END_ID else "length")
-    assert scheduler.pool.num_used == 0 and scheduler.num_live() == 0
+    assert scheduler.memory.pool.num_used == 0 and scheduler.num_live() == 0
 
 
 def test_neighbours_do_not_change_a_reply():
@@ -87,10 +87,10 @@ def test_an_aborted_sequence_has_left_within_one_step():
     plan = scheduler.plan_step(0.0)
     peer.abort("running")
     scheduler.check()
-    assert scheduler.pool.num_used > 0, "the worker still writes there"
+    assert scheduler.memory.pool.num_used > 0, "the worker still writes there"
     scheduler.apply_result(worker.run(plan), 0.0)
     scheduler.check()
-    assert scheduler.pool.num_used == 0 and scheduler.num_live() == 0
+    assert scheduler.memory.pool.num_used == 0 and scheduler.num_live() == 0
     assert scheduler.counters.abort_release_steps_max <= 1
     assert scheduler.plan_step(0.0) is None
 
@@ -136,7 +136,7 @@ def test_a_reader_that_stays_away_too_long_is_ended():
     scheduler.expire(7.0)
     peer.receive()
     assert peer.finishes["a", 0].reason == "abort" and peer.finishes["a", 0].output_tokens == 2
-    assert scheduler.pool.num_used == 0
+    assert scheduler.memory.pool.num_used == 0
 
 
 def test_the_queue_is_bounded_and_says_when_to_come_back():
@@ -280,14 +280,14 @@ def test_a_lost_worker_changes_no_reply():
 
 
 def test_preemption_under_memory_pressure_changes_no_reply():
-    """More growth than blocks: the youngest give way and come back, and every reply is whole."""
-    scheduler, worker = make_scheduler(blocks=14, seats=6), FakeWorker()
+    """More growth than blocks: some pause, the youngest gives way when all would, and every reply is whole."""
+    scheduler, worker = make_scheduler(blocks=6, seats=6), FakeWorker()
     peer = Peer(scheduler)
     messages = [generate(f"r{index}", [3 + index] * 17, seeds=[index], ignore_eos=True, max_tokens=60) for index in range(6)]
     for message in messages:
         scheduler.add(CLIENT, message, 0.0)
     run_until_idle(scheduler, worker, peer)
-    assert scheduler.counters.preemptions > 0
+    assert scheduler.counters.preemptions > 0 and scheduler.counters.pauses > 0
     for message in messages:
         assert peer.held[message.req_id, 0] == expected_output(message.prompt_ids, message.seeds[0], message.params)
 
@@ -333,7 +333,7 @@ def test_a_client_that_is_gone_leaves_nothing():
     scheduler.check()
     assert scheduler.num_live() == 1
     run_until_idle(scheduler, worker, peer)
-    assert scheduler.pool.num_used == 0
+    assert scheduler.memory.pool.num_used == 0
 
 
 def test_batching_off_serves_one_at_a_time():
