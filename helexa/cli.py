@@ -58,9 +58,26 @@ def parser() -> argparse.ArgumentParser:
     remove = _command(commands, "rm", "remove a model from the cache", ())
     _model_argument(remove, "the model")
 
+    plan = _command(commands, "plan", "where a model's memory goes on this machine", ("context", "seats", "memory-mib", "ops"))
+    _model_argument(plan, "the model")
     control = _command(commands, "ctl", "talk to a running service", ("port",))
     control.add_argument("action", choices=("status",), help="status: models, sequences, memory, counters")
     control.add_argument("--json", action="store_true", help="as JSON")
+    verify = _command(
+        commands, "verify", "show that replies do not depend on what else the service does; starts private servers", ("ops",)
+    )
+    _model_argument(verify, "the model")
+    verify.add_argument("--quick", action="store_true", help="the settings that find most, with fewer requests")
+    verify.add_argument("--self-test", action="store_true", help="run inexact stock linears: differences must be found")
+    verify.add_argument("--json", action="store_true", help="as JSON")
+    bench = _command(
+        commands,
+        "bench",
+        "measure a server: throughput and latencies; starts a private one if none runs",
+        ("port", "threads", "ops"),
+    )
+    _model_argument(bench, "the model of a private server")
+    _bench_arguments(bench)
     check = _command(commands, "check-config", "check helexa.toml", SERVICE_FLAGS)
     check.add_argument("--list", action="store_true", help="print every key with its default and documentation")
     return top
@@ -74,6 +91,50 @@ def _command(commands: Any, name: str, text: str, flags: Sequence[str]) -> argpa
         key, convert, help_text = FLAGS[flag]
         command.add_argument(f"--{flag}", type=convert, dest=key, metavar="X", help=help_text)
     return command
+
+
+def _bench_arguments(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("--url", help="measure the server there instead")
+    bench.add_argument("--vs", metavar="URL", help="another OpenAI-compatible server: runs take turns, ratios are printed")
+    bench.add_argument("--zmq", action="store_true", help="through the ZeroMQ client, with no HTTP")
+    bench.add_argument("--concurrency", type=_whole_numbers, default=[1, 4, 8, 16], metavar="N,...", help="closed loop: clients")
+    bench.add_argument("--rate", type=_rates, metavar="R,...", help="open loop instead: requests a second, at random times")
+    bench.add_argument("--requests", type=_whole_number, metavar="N", help="requests a level (default: 4 a client, at least 8)")
+    bench.add_argument("--input-tokens", type=_whole_number, default=109, metavar="N", help="length of a prompt (default 109)")
+    bench.add_argument("--output-tokens", type=_whole_number, default=64, metavar="N", help="length of a reply (default 64)")
+    bench.add_argument(
+        "--shared-prefix", type=_count, default=0, metavar="N", help="tokens all prompts begin with; 0: none cached"
+    )
+    bench.add_argument("--route", choices=("completions", "chat"), default="completions")
+    bench.add_argument("--temperature", type=float, default=0.0, help="0 (the default): the likeliest token, always")
+    bench.add_argument("--pairs", type=_whole_number, default=5, metavar="N", help="runs a side and level with --vs (default 5)")
+    bench.add_argument("--seed", type=_count, default=0, help="of the words and the random times")
+    bench.add_argument("--json", type=Path, dest="json_file", metavar="FILE", help="append a line of JSON a run")
+    bench.add_argument("--png", type=Path, metavar="FILE", help="draw the runs; needs the extra `bench`")
+
+
+def _whole_number(text: str, least: int = 1) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    return _whole_number(text, least=0)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return [_whole_number(item) for item in text.split(",")]
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(item) for item in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates above 0")
+    return rates
 
 
 def _model_argument(command: argparse.ArgumentParser, text: str) -> None:
@@ -137,6 +198,18 @@ def run(options: argparse.Namespace) -> int:
         from helexa.commands import ctl
 
         return ctl.status(config, options.json, sys.stdout)
+    if options.command == "bench":
+        from helexa.commands import bench
+
+        return bench.bench(config, file, flags, options, sys.stdout)
+    if options.command == "verify":
+        from helexa.commands import verify
+
+        return verify.verify(file, flags, quick=options.quick, self_test=options.self_test, as_json=options.json, out=sys.stdout)
+    if options.command == "plan":
+        from helexa.commands import plan
+
+        return plan.plan(config, sys.stdout)
     if options.command == "check-config":
         from helexa.commands import check_config
 

@@ -41,6 +41,10 @@ class Server:
     )
     port: int = key(8000, "TCP port; also names the run directory.", least=1, most=65535)
     web_workers: int = key(1, "Web worker processes.", least=1, most=64)
+    allowed_hosts: list[str] = key(
+        [], "On a loopback address: further names that a request's Host may have. No authentication, only against DNS rebinding."
+    )
+    cors_origins: list[str] = key([], 'Origins whose pages may use the API in a browser, as "https://chat.example"; "*": all.')
     max_connections: int = key(1024, "Connections a web worker holds; more get 503.", least=1)
     max_body_bytes: int = key(8 * 1024 * 1024, "Largest request body; more gets 413.", unit="bytes", least=1024)
     keep_alive_s: int = key(5, "How long an idle connection stays open.", unit="seconds", least=0)
@@ -139,6 +143,13 @@ class Logging:
 
 
 @dataclass(frozen=True)
+class Debug:
+    record_plans: str = key(
+        "", "Folder for a file a step, which tools/replay_plan.py runs again by itself; holds token ids. Empty: none."
+    )
+
+
+@dataclass(frozen=True)
 class Paths:
     cache: str = key("", "Where models are kept; empty: $XDG_CACHE_HOME/helexa or ~/.cache/helexa.")
     run: str = key("", "Parent of the run directory; empty: $XDG_RUNTIME_DIR/helexa or the system's temp folder.")
@@ -162,10 +173,12 @@ class Config:
     streaming: Streaming = field(default_factory=Streaming)
     cpu: Cpu = field(default_factory=Cpu)
     logging: Logging = field(default_factory=Logging)
+    debug: Debug = field(default_factory=Debug)
     paths: Paths = field(default_factory=Paths)
     hub: Hub = field(default_factory=Hub)
     aliases: dict[str, str] = key({}, 'Names of your own for model sources: name = "scheme:rest".')
     default_source: str = key("huggingface", "Scheme of a model name that has none and is no alias.")
+    default_model: Literal["", "only"] = key("", '"only": any model name is the one model that is served; empty: names must match.')
     offline: bool = key(False, "Never use the network; models must be in the cache.")
 
 

@@ -101,6 +101,7 @@ class Supervisor:
                 config.logging.level,
                 "--log-format",
                 config.logging.format,
+                *(["--record-plans", config.debug.record_plans] if config.debug.record_plans else []),
             ],
             WORKER_ENVIRONMENT,
         )

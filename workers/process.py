@@ -39,7 +39,7 @@ from ipc.messages import (
     Stop,
 )
 from ipc.sockets import Closed, Link
-from workers import machine
+from workers import machine, recording
 from workers.ops.choice import choose_ops
 from workers.ops.protocol import Ops
 from workers.runner import Runner, next_plan
@@ -64,6 +64,7 @@ class Arguments:
     endpoint: str
     model: str
     rank: int
+    record_plans: Path | None = None
 
 
 class Worker:
@@ -146,7 +147,7 @@ class Worker:
             path = Path(message.files["gguf"])
             file = GGUFFile.open(path)
             end_ids = end_token_ids(file.metadata)
-            runner = Runner(file, ops, message.context, end_ids, message.max_step_tokens)
+            runner = Runner(file, ops, message.context, end_ids, message.max_step_tokens, message.max_seats)
             prices = runner.measure_prices(time.perf_counter)
         except (HelexaError, KeyError) as error:
             text = error.message if isinstance(error, HelexaError) else f"no file for {error}"
@@ -172,8 +173,12 @@ class Worker:
 
     def _run_plan(self, link: Link, plan: Plan) -> None:
         """A plan's steps; more than one only while nothing else is asked and no sequence may have ended."""
+        runner = self._runner()
         for substep in range(max(1, plan.repeat)):
-            output = self._runner().step(plan, substep, time.perf_counter)
+            before = recording.histories(plan, runner) if self.arguments.record_plans else {}
+            output = runner.step(plan, substep, time.perf_counter)
+            if self.arguments.record_plans and self.loaded is not None:
+                recording.write(self.arguments.record_plans, self.loaded[0], plan, substep, before, output.result)
             interrupted = output.may_end or bool(select.select([link, self.leash], [], [], 0)[0])
             output.result.last = output.result.last or interrupted
             for error in output.row_errors:
@@ -200,13 +205,14 @@ def main() -> int:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--record-plans", type=Path)
     parser.add_argument("--log-level", choices=sorted(logs.LEVELS), default="info")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     options = parser.parse_args()
     logs.set_up(f"worker {options.rank}", options.log_level, options.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leash = sockets.from_fd(options.leash_fd, decode_to_child)
-    worker = Worker(Arguments(options.leash_fd, options.endpoint, options.model, options.rank), leash)
+    worker = Worker(Arguments(options.leash_fd, options.endpoint, options.model, options.rank, options.record_plans), leash)
     try:
         worker.run()
     except Closed:

@@ -11,10 +11,11 @@ from helexa.formats.gguf import GGUFFile
 from ipc.memfd_array import MemfdArrays
 from ipc.messages import Plan, Result, RowError
 from workers import inputs, sampler
+from workers.grammar import Grammars
 from workers.inputs import BLOCK_SIZE, StepInputs
 from workers.models.registry import Model, load_model
 from workers.ops.protocol import Ops
-from workers.seats import PlanError, Seats
+from workers.seats import PlanError, Seat, Seats
 from workers.shared_step import Capacity, StepRing
 
 PRICE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -34,23 +35,35 @@ class StepOutput:
 class Runner:
     """Weights are loaded at once; `allocate` gives the seats and KV that plans use."""
 
-    def __init__(self, file: GGUFFile, ops: Ops, context: int, end_ids: list[int], max_step_tokens: int = 512) -> None:
+    def __init__(
+        self, file: GGUFFile, ops: Ops, context: int, end_ids: list[int], max_step_tokens: int = 512, max_seats: int = 64
+    ) -> None:
         self.ops = ops
         self.model: Model = load_model(file, ops)
         self.context = min(context or self.model.context, self.model.context)
         self.end_ids = end_ids
+        self._grammars = Grammars(file.metadata, end_ids, self.model.vocab)
         self._max_step_tokens = max_step_tokens
         self._seats: Seats | None = None
         self._ring: StepRing | None = None
+        self._arrays = MemfdArrays()
+        self._logits = self._arrays.allocate(max_seats * self.model.vocab * 4)
+        self.ops.use_logits_buffer(self._logits.array((max_seats, self.model.vocab), "float32"))
 
     def bytes_per_block(self) -> int:
         return self.ops.bytes_per_block(self.model.layers, self.model.kv_heads, self.model.head_dim)
 
     def allocate(self, blocks: int, seats: int) -> int:
-        """Forgets every sequence. Returns the KV cache's bytes; raises MemoryError."""
+        """Forgets every sequence; at most `max_seats` seats. Returns the KV cache's bytes; raises MemoryError."""
         self._seats = Seats(seats, blocks, -(-self.context // BLOCK_SIZE))
-        self._ring = StepRing(MemfdArrays(), Capacity.of(self._max_step_tokens, seats, self.context))
+        self._ring = StepRing(self._arrays, Capacity.of(self._max_step_tokens, seats, self.context))
         return self.ops.allocate_kv(self.model.layers, blocks, self.model.kv_heads, self.model.head_dim)
+
+    def seat(self, index: int) -> Seat:
+        """What is remembered of a running sequence. Raises PlanError for an empty seat."""
+        if self._seats is None:
+            raise PlanError("there are no seats before AllocateKV")
+        return self._seats[index]
 
     def step(self, plan: Plan, substep: int, clock: Callable[[], float]) -> StepOutput:
         """Runs a plan's step number `substep`; raises PlanError where plan and seats disagree. `clock` is in seconds."""
@@ -58,6 +71,9 @@ class Runner:
         if self._seats is None or self._ring is None:
             raise PlanError("a plan came before AllocateKV")
         self._seats.apply(plan)
+        for join in plan.joins:
+            if join.params.grammar:  # compiled while the prompt is computed
+                self._seats[join.seat].grammar = self._grammars.start(join.params.grammar)
         fed = self._seats.feed(plan)
         try:
             shared = self._ring.write(plan.step, inputs.build(plan, fed, self._seats, self.model.vocab))
@@ -66,7 +82,7 @@ class Runner:
         logits = self.ops.run(self.model.forward, shared)
         indices = [index for index, samples in zip(plan.seats, plan.samples, strict=True) if samples]
         seats = [self._seats[index] for index in indices]
-        drawn = sampler.draw(logits, seats, self.ops, self.end_ids)
+        drawn = sampler.draw(logits, seats, self.ops, self.end_ids, self._grammars)
         for seat, token in zip(seats, drawn.ids, strict=True):
             if token >= 0:
                 seat.ids.append(token)

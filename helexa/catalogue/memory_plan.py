@@ -21,10 +21,23 @@ class MemoryPlan:
 
 
 def plan_memory(
-    free_bytes: int, bytes_per_block: int, context: int, seats: int | Literal["auto"], batching: bool, bound_by: str
+    free_bytes: int,
+    bytes_per_block: int,
+    context: int,
+    seats: int | Literal["auto"],
+    batching: bool,
+    bound_by: str,
+    kv_blocks: int | Literal["auto"] = "auto",
 ) -> MemoryPlan:
-    """`free_bytes` are for KV. Raises StartError, naming the remedies, where they hold no useful cache."""
+    """`free_bytes` are for KV. Raises StartError, naming the remedies, where they hold no useful cache, or not `kv_blocks`."""
     held = free_bytes // bytes_per_block
+    if kv_blocks != "auto":
+        if kv_blocks > held:
+            raise StartError(
+                f"memory.kv_blocks = {kv_blocks} needs {kv_blocks * bytes_per_block / 2**20:.0f} MiB, and "
+                f"{free_bytes / 2**20:.0f} MiB are left; bound by {bound_by}. Lower it, or raise memory.limit_mib"
+            )
+        held, bound_by = kv_blocks, "memory.kv_blocks"
     if held * BLOCK_SIZE < min(LEAST_TOKENS, context):
         raise StartError(
             f"{free_bytes / 2**20:.0f} MiB are left for the KV cache, which hold {held * BLOCK_SIZE} tokens: too few to serve; "

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from helexa import run_directory
-from helexa.commands.serve import GUNICORN, service_environment
 from helexa.config import Config
 from helexa.errors import StartError
-from ipc import installation
+from helexa.private_server import private_server
 
 TIMEOUT_S = 600.0
 
@@ -29,57 +23,8 @@ def chat(
     """Reads messages from `lines` until it ends; prints the replies as they come."""
     if run_directory.is_served(config):
         return _converse(config.server.port, system, lines, out)
-    with _private_server(config_file, flags) as port:
-        return _converse(port, system, lines, out)
-
-
-@contextmanager
-def _private_server(config_file: Path | None, flags: Mapping[str, Any]) -> Iterator[int]:
-    """A service of our own on a free port; it ends with the conversation."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    environment = service_environment(
-        config_file, {**flags, "server.host": "127.0.0.1", "server.port": port, "logging.level": "warning"}
-    )
-    server = subprocess.Popen(
-        [sys.executable, *GUNICORN],
-        cwd=installation.folder(),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert server.stderr is not None
-    try:
-        _wait_until_ready(server.stderr)
-        yield port
-    finally:
-        if server.poll() is None:
-            os.kill(server.pid, signal.SIGTERM)
-            os.kill(server.pid, signal.SIGTERM)  # nobody else waits for an answer: stop at once
-        for line in server.stderr:  # drain, so that it can end
-            if "WARNING" in line or "ERROR" in line:
-                print(line, end="", file=sys.stderr)
-        server.wait()
-
-
-def _wait_until_ready(report: Iterable[str]) -> None:
-    """Reads the start-up report; shows it while it runs, since a first start fetches the model."""
-    last = ""
-    for line in report:
-        last = line.strip() or last
-        if " ready " in line:
-            print("\r\033[K" if sys.stderr.isatty() else "", end="", file=sys.stderr, flush=True)
-            return
-        print(
-            f"\r\033[K{last[:100]}" if sys.stderr.isatty() else last,
-            end="" if sys.stderr.isatty() else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
-    raise StartError(f"the private server did not start: {last or 'it said nothing'}")
+    with private_server(config_file, flags) as private:
+        return _converse(private.server.port, system, lines, out)
 
 
 def _converse(port: int, system: str | None, lines: TextIO, out: TextIO) -> int:

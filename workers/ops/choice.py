@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from helexa.errors import StartError
+from workers.ops.native.ops import NativeOps, available
 from workers.ops.protocol import Ops
 from workers.ops.reference import ReferenceOps
+from workers.ops.stock import StockOps
 
 
 def choose_ops(wanted: str, threads: int, max_step_tokens: int, max_seats: int) -> Ops:
-    """`wanted` is `auto`, `native` or `reference`. Raises StartError where `native` is asked for and cannot run."""
+    """`wanted` is `auto`, `native`, `reference`, or `stock`, which is for `helexa verify --self-test`. Raises StartError where
+    `native` is asked for and missing, and where the built library is of other sources than those beside it."""
+    if wanted == "stock":
+        return StockOps(threads)
+    if wanted == "reference":
+        return ReferenceOps(threads, remedy="cpu.ops = reference was asked for; `auto` is faster")
+    missing = available()
+    if missing is None:
+        return NativeOps(threads, max_step_tokens, max_seats)
     if wanted == "native":
-        raise StartError("cpu.ops = native, but this build has no native ops; use `auto` or `reference`")
-    return ReferenceOps(threads)
+        raise StartError(f"cpu.ops = native: {missing}")
+    return ReferenceOps(threads, remedy=missing)

@@ -86,6 +86,10 @@ class Ops(Protocol):
 
     def bytes_per_block(self, layers: int, kv_heads: int, head_dim: int) -> int: ...
 
+    def use_logits_buffer(self, buffer: Float32) -> None:
+        """Logits go to `buffer` from now on: float32, contiguous, (the most rows of a step that want logits, V)."""
+        ...
+
     # a forward
 
     def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Float32:

@@ -63,15 +63,14 @@ class ReferenceOps:
 
     threads: int
     name: str = field(init=False)
-    remedy: str = (
-        "the fast ops are not built: install g++, then run `pip install --force-reinstall --no-deps .` in helexa's folder"
-    )
+    remedy: str = ""
     kind: str = "reference"
 
     def __post_init__(self) -> None:
         self.name = f"reference (NumPy, {self.threads} thread{'s' if self.threads > 1 else ''})"
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self._kv: _Kv | None = None
+        self._logits: Float32 | None = None
         self._inputs: StepInputs | None = None
         self._tiles: dict[tuple[int, int], int] = {}
         self._rope_tables: dict[int, tuple[Float32, Float32]] = {}
@@ -99,9 +98,17 @@ class ReferenceOps:
         self._kv = _Kv(np.zeros(shape, np.float16), np.zeros(shape, np.float16))
         return self._kv.keys.nbytes + self._kv.values.nbytes
 
+    def use_logits_buffer(self, buffer: Float32) -> None:
+        self._logits = buffer
+
     def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Float32:
         self._inputs = inputs
-        return cast(Float32, forward(self))
+        logits = cast(Float32, forward(self))
+        if self._logits is None:
+            return logits
+        shared = self._logits[: len(logits)]
+        shared[...] = logits
+        return shared
 
     @property
     def _step(self) -> StepInputs:
