@@ -237,10 +237,13 @@ class Client:
         max_tokens: int = 128,
         seed: int | None = None,
         seeds: Sequence[int] | None = None,
+        key: str = "",
+        priority: str = "interactive",
+        cache_salt: str = "",
         **params: Any,
     ) -> Generation:
-        """Starts a generation and returns at once. `model`: the only one, if there is one. `seeds` has one a choice; `params` are
-        those of SamplingParams (ipc/messages.py): temperature, top_k, logprobs, hash_logits, ..."""
+        """Starts a generation and returns at once. `model`: the only one, if there is one. `seeds` has one a choice; `key` is whom
+        the work is counted for, `priority` may be `background`, cached prefixes are shared under one `cache_salt`; `params` are those of SamplingParams (ipc/messages.py): temperature, top_k, logprobs, hash_logits, ..."""
         if seeds is None:
             seeds = [secrets.randbits(63) if seed is None else seed]
         request = {
@@ -250,6 +253,9 @@ class Client:
             "prompt_ids": list(prompt_ids),
             "seeds": list(seeds),
             "params": {"max_tokens": max_tokens, **params},
+            "key": key,
+            "priority": priority,
+            "cache_salt": cache_salt,
         }
         generation = Generation(self, request, self._credit)
         self._live[generation.req_id] = generation

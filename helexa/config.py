@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from helexa.errors import ConfigError
+from helexa.formats import fault_spec
 
 Reload = Literal["live", "restart"]
 
@@ -73,7 +74,7 @@ class Scheduling:
         512, "Most tokens computed in one step; used in full when nothing decodes.", unit="tokens", least=1, most=4096
     )
     min_step_ms: float = key(
-        25.0, "A step with decoding sequences may last twice a decode-only step, or this.", unit="milliseconds", least=0.0
+        8.0, "A step with decoding sequences may last twice a decode-only step, or this.", unit="milliseconds", least=0.0
     )
     reserve_tokens: int = key(2048, "Growth that memory is reserved for when a sequence takes a seat.", unit="tokens", least=16)
     lone_steps: int = key(16, "Steps that a worker runs by itself for a lone stream.", unit="steps", least=1, most=256)
@@ -147,6 +148,17 @@ class Debug:
     record_plans: str = key(
         "", "Folder for a file a step, which tools/replay_plan.py runs again by itself; holds token ids. Empty: none."
     )
+    faults: bool = key(False, "Whether $HELEXA_FAULT may inject a fault into the device workers (docs/faults.md); for tests.")
+
+
+@dataclass(frozen=True)
+class Watch:
+    heartbeat_s: float = key(
+        5.0, "A scheduler or device worker that is silent for so long is ended and started again.", unit="seconds", least=1.0
+    )
+    step_s: float = key(
+        120.0, "A device worker that takes longer for a step is ended and started again.", unit="seconds", least=0.5
+    )
 
 
 @dataclass(frozen=True)
@@ -174,11 +186,14 @@ class Config:
     cpu: Cpu = field(default_factory=Cpu)
     logging: Logging = field(default_factory=Logging)
     debug: Debug = field(default_factory=Debug)
+    watch: Watch = field(default_factory=Watch)
     paths: Paths = field(default_factory=Paths)
     hub: Hub = field(default_factory=Hub)
     aliases: dict[str, str] = key({}, 'Names of your own for model sources: name = "scheme:rest".')
     default_source: str = key("huggingface", "Scheme of a model name that has none and is no alias.")
-    default_model: Literal["", "only"] = key("", '"only": any model name is the one model that is served; empty: names must match.')
+    default_model: Literal["", "only"] = key(
+        "", '"only": any model name is the one model that is served; empty: names must match.'
+    )
     offline: bool = key(False, "Never use the network; models must be in the cache.")
 
 
@@ -243,12 +258,27 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Config:
         flags = None
     if not isinstance(flags, dict):
         raise ConfigError(f"${FLAGS_VARIABLE} is not a JSON object; it is set by `helexa serve` alone")
-    return load(find_file(None, environ), flags, environ)
+    config = load(find_file(None, environ), flags, environ)
+    injected_fault(config, environ)
+    return config
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process."""
     return {**os.environ, **extra}
+
+
+FAULT_VARIABLE = "HELEXA_FAULT"
+
+
+def injected_fault(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """The fault to inject, in the words of helexa/formats/fault_spec.py; empty where there is none. Raises ConfigError."""
+    text = (os.environ if environ is None else environ).get(FAULT_VARIABLE, "")
+    if text and not config.debug.faults:
+        raise ConfigError(f"${FAULT_VARIABLE} is set, but debug.faults is not: unset it, or set faults = true in [debug]")
+    if text:
+        fault_spec.parse(text)
+    return text
 
 
 def secret(name: str, environ: Mapping[str, str] | None = None) -> str:

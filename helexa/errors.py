@@ -24,6 +24,8 @@ ERRORS: dict[str, Mapping] = {
     "template_error": Mapping(422, "invalid_request_error"),
     "vision_unsupported": Mapping(400, "invalid_request_error"),
     "embeddings_unsupported": Mapping(400, "invalid_request_error"),
+    "chained_conversation_not_supported": Mapping(400, "invalid_request_error"),
+    "host_not_allowed": Mapping(403, "invalid_request_error"),
     "request_conflict": Mapping(409, "invalid_request_error"),
     "not_found": Mapping(404, "invalid_request_error"),
     "method_not_allowed": Mapping(405, "invalid_request_error"),

@@ -24,6 +24,11 @@ COUNTERS = {
     "preemptions": "Sequences that gave up their blocks and were computed again.",
     "row_errors": "Sequences ended because their row of a step failed.",
     "worker_losses": "Device workers lost.",
+    "device_faults": "Device workers ended by a fault of their device or ops.",
+    "memory_faults": "Device workers ended for want of memory.",
+    "hangs": "Device workers ended because a step took longer than watch.step_s.",
+    "request_errors": "Sequences ended because what they ask for could not be done.",
+    "poisonous": "Sequences ended because device workers died of them.",
 }
 
 

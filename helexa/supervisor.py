@@ -22,9 +22,12 @@ from helexa import __version__, catalogue, logs
 from helexa import config as configuration
 from helexa.config import Config
 from helexa.errors import HelexaError
+from helexa.formats import fault_spec
+from helexa.formats.fault_spec import FaultSpec
 from helexa.processes import Child
 from helexa.restarts import Restarts
 from helexa.run_directory import RunDirectory
+from helexa.watching import LONGEST_SLEEP_S, Silence, WatchedTime
 from ipc import endpoints, installation, sockets
 from ipc.codec import BadMessage, decode_from_child, decode_to_child
 from ipc.messages import (
@@ -37,11 +40,13 @@ from ipc.messages import (
     SchedulerUp,
     ServeModel,
     Stop,
+    WorkerHung,
 )
 from ipc.sockets import Closed, Link
 
 log = logging.getLogger("supervisor")
 
+START_WAIT_S = 60.0  # for a child's first word
 STOP_WAIT_S = 20.0  # for children to end by themselves; then they are killed
 SCHEDULER, WORKER, FETCHER = "helexa.scheduler.process", "workers.process", "helexa.catalogue.fetch_process"
 # a worker's threads are its own: BLAS must not add any, and must not sum in another order for it
@@ -59,6 +64,7 @@ class Running:
     child: Child
     leash: Link
     last_words: str = ""
+    ended_for: str = ""  # why we killed it
 
 
 @dataclass
@@ -86,6 +92,11 @@ class Supervisor:
         self.files: dict[str, str] = {}
         self.was_ready = False
         self.serve: ServeModel | None = None
+        self.watched = WatchedTime(self.started)
+        self.silence = Silence()
+        fault = configuration.injected_fault(config)
+        self.fault: FaultSpec | None = fault_spec.parse(fault) if fault else None
+        self.worker_lives = 0
         config_path = str(run_directory.write_config(config, 1))
         self.scheduler = Role("scheduler", SCHEDULER, ["--config", config_path])
         self.fetcher = Role("fetch", FETCHER, ["--config", config_path])
@@ -124,14 +135,29 @@ class Supervisor:
             poller = select.poll()
             for fd in watched:
                 poller.register(fd, select.POLLIN)
-            for fd, _ in poller.poll(self._timeout_ms()):
+            ready = poller.poll(self._timeout_ms())
+            self.watched.at(time.monotonic())
+            for fd, _ in ready:
                 if not watched[fd]():
                     return
+            self._end_silent()
             self._start_due()
 
-    def _timeout_ms(self) -> float | None:
-        due = [role.start_at for role in self.roles if role.start_at is not None]
-        return max(0.0, min(due) - time.monotonic()) * 1e3 + 1 if due else None
+    def _timeout_ms(self) -> float:
+        due = [role.start_at - time.monotonic() for role in self.roles if role.start_at is not None]
+        return max(0.0, min([*due, LONGEST_SLEEP_S])) * 1e3 + 1
+
+    def _end_silent(self) -> None:
+        """A scheduler or worker that has stopped saying that it runs (it was stopped itself, or cannot) is killed: its death is
+        then handled as any other."""
+        late = self.silence.overdue(self.watched.at(time.monotonic()))
+        for role in self.roles:
+            if role.running is not None and role.name in late:
+                self._end(role.running, f"silent for {self.config.watch.heartbeat_s:g} s, and was killed")
+
+    def _end(self, running: Running, reason: str) -> None:
+        running.ended_for = reason
+        running.child.kill()
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -141,13 +167,21 @@ class Supervisor:
 
     def _start(self, role: Role) -> None:
         leash, theirs = sockets.pair(decode_from_child)
-        child = Child(
-            role.module, role.arguments, theirs, configuration.child_environment(role.environment), role is self.fetcher
-        )
+        arguments = [*role.arguments, *(self._fault_arguments() if role is self.worker else [])]
+        child = Child(role.module, arguments, theirs, configuration.child_environment(role.environment), role is self.fetcher)
         role.running, role.start_at = Running(child, leash), None
+        if role is not self.fetcher:
+            self.silence.expect(role.name, START_WAIT_S, self.watched.at(time.monotonic()))
         log.debug("started %s (pid %d)", role.name, child.pid)
         if role is self.worker:
             leash.send(SchedulerUp())
+
+    def _fault_arguments(self) -> list[str]:
+        """What a worker is told to do wrong, for as many lives as were asked for."""
+        self.worker_lives += 1
+        if self.fault is None or self.worker_lives > self.fault.lives:
+            return []
+        return ["--fault", configuration.injected_fault(self.config)]
 
     # events; each returns whether to go on
 
@@ -167,6 +201,8 @@ class Supervisor:
         except BadMessage as error:
             log.error("%s sent what is no message: %s", role.name, error)
             return True
+        if role is not self.fetcher:
+            self.silence.expect(role.name, self.config.watch.heartbeat_s, self.watched.at(time.monotonic()))
         if isinstance(message, Progress):
             self._report(message.phase, message.note)
         elif isinstance(message, LastWords):
@@ -177,6 +213,9 @@ class Supervisor:
             self._fetched(message)
         elif isinstance(message, ModelReady):
             self._model_ready()
+        elif isinstance(message, WorkerHung):
+            if self.worker.running is not None and self.worker.running.child.pid == message.pid:
+                self._end(self.worker.running, message.error)
         elif isinstance(message, ModelLost) and not self.was_ready:
             raise GiveUp(message.error)
         return True
@@ -185,7 +224,9 @@ class Supervisor:
         """Reaps it; then the one who is needed is started again, after a while that grows, until it is too often."""
         if role.running is None:
             return True
+        ended_for = role.running.ended_for
         words = self._reap(role)
+        why = words or ended_for or "killed"
         if role is self.fetcher:
             if self.serve is None or not self.files:
                 raise GiveUp(words or "the model could not be fetched")
@@ -194,20 +235,19 @@ class Supervisor:
             raise GiveUp(words)
         delay = role.restarts.died(time.monotonic())
         if delay is not None:
-            log.warning(
-                "the %s is gone (%s); starting another%s", role.name, words or "killed", f" in {delay:g} s" if delay else ""
-            )
+            log.warning("the %s is gone (%s); starting another%s", role.name, why, f" in {delay:g} s" if delay else "")
             role.start_at = time.monotonic() + delay
         elif role is self.worker and self.was_ready:
-            often = f"its worker died {len(role.restarts)} times in a minute; last: {words or 'killed'}"
+            often = f"its worker died {len(role.restarts)} times in a minute; last: {why}"
             self._serve(f"{often}. Restart helexa once that is mended")
         else:
-            raise GiveUp(f"the {role.name} died too often; last: {words or 'killed'}")
+            raise GiveUp(f"the {role.name} died too often; last: {why}")
         return True
 
     def _reap(self, role: Role) -> str:
         """Collects a dead child and the words it left. The leash of one that only closed it is cut too, so that it ends."""
         running, role.running = role.running, None
+        self.silence.forget(role.name)
         if running is None:
             return ""
         words = running.last_words

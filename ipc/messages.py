@@ -41,7 +41,15 @@ class SamplingParams(Struct, forbid_unknown_fields=True):
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=-1, le=20)] = -1  # -1: none; k: the sampled token's and the k best
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=20)] = -1  # the same, of each prompt token but the first
     hash_logits: bool = False  # a digest of each sampled row's logits comes with its token
+    grammar: Annotated[str, Meta(max_length=32 * 1024)] = ""  # llguidance's, that the whole output is held to; empty: none
+    # reasoning longer than so many tokens is closed; -1: no bound. It starts with `thinking_open`, or the prompt left the model
+    # inside, and ends with `thinking_close`
+    thinking_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
+    thinking_open: Annotated[list[TokenId], Meta(max_length=64)] = field(default_factory=list)
+    thinking_close: Annotated[list[TokenId], Meta(max_length=64)] = field(default_factory=list)
+    thinking_inside: bool = False
 
 
 class ModelInfo(Struct, forbid_unknown_fields=True):
@@ -59,6 +67,7 @@ class ModelInfo(Struct, forbid_unknown_fields=True):
     ops: str
     remedy: str = ""  # what would make it faster, or what to do about `failed`
     error: str = ""
+    instance: int = 0  # which loading of the model; a swapped model has another
 
 
 # client -> scheduler
@@ -87,6 +96,7 @@ class Generate(Struct, tag="generate", forbid_unknown_fields=True):
     priority: Priority = "interactive"  # a background request gives its seat up to an interactive one, and goes on later
     key: Annotated[str, Meta(max_length=128)] = ""  # opaque: whom the work is counted for; cached prefixes are shared within it
     cache_salt: Annotated[str, Meta(max_length=256)] = ""  # cached prefixes are shared only under an equal one
+    instance: Count = 0  # of ModelInfo: the loading that its ids were made for, which alone may go on with it; 0: the current one
 
 
 class Abort(Struct, tag="abort", forbid_unknown_fields=True):
@@ -180,7 +190,8 @@ class Deltas(Struct, tag="deltas", forbid_unknown_fields=True):
     """New output of one step for one client; columns, entry i of each belongs to one choice.
 
     `starts[i]` is the index in the choice's output of `ids[i][0]`: a receiver drops what lies below the count it holds.
-    `finishes`, `logprobs` and `hashes` are sparse, keyed by i; the last two have one entry an id.
+    `finishes`, `logprobs` and `hashes` are sparse, keyed by i; the last two have one entry an id. `prompt_logprobs` comes with a
+    choice's first output, with one entry for each prompt token but the first.
     """
 
     incarnation: int
@@ -191,6 +202,7 @@ class Deltas(Struct, tag="deltas", forbid_unknown_fields=True):
     finishes: dict[int, Finish] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     hashes: dict[int, list[int]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 SchedulerMessage = Welcome | Models | Accepted | Refused | Deltas
@@ -206,6 +218,7 @@ class Register(Struct, array_like=True, tag="register", forbid_unknown_fields=Tr
     rank: int
     pid: int
     protocol: int
+    instance: int = 1  # which loading of the model
 
 
 class Load(Struct, array_like=True, tag="load", forbid_unknown_fields=True):
@@ -232,6 +245,7 @@ class Loaded(Struct, array_like=True, tag="loaded", forbid_unknown_fields=True):
     vocab: int
     eos_ids: list[int]  # tokens that end an answer
     prices: list[tuple[int, float]]
+    logit_row_ms: float  # what a row that wants logits costs beyond that
     ops: str
     threads_note: str
     remedy: str
@@ -314,6 +328,17 @@ class RowError(Struct, array_like=True, tag="row_error", forbid_unknown_fields=T
     step: int
     seat: int
     error: str
+    kind: Literal["row", "request"] = "row"  # its numbers were wrong, or what was asked for could not be done
+
+
+class PromptLogprobs(Struct, array_like=True, tag="prompt_logprobs", forbid_unknown_fields=True):
+    """Comes before its step's Result: `logprobs[j]` is of the seat's prompt token number `start` + 1 + j."""
+
+    incarnation: int
+    step: int
+    seat: int
+    start: int
+    logprobs: list[TokenLogprobs]
 
 
 class Fault(Struct, array_like=True, tag="fault", forbid_unknown_fields=True):
@@ -324,7 +349,7 @@ class Fault(Struct, array_like=True, tag="fault", forbid_unknown_fields=True):
 
 
 ToWorker = Load | AllocateKV | Plan | Yield
-FromWorker = Register | Loaded | Ready | Result | RowError | Fault
+FromWorker = Register | Loaded | Ready | Result | RowError | PromptLogprobs | Fault
 
 
 # supervisor <-> its children, over each child's leash (a SEQPACKET pair): words that an exit code cannot carry
@@ -361,6 +386,40 @@ class ServeModel(Struct, tag="serve_model", forbid_unknown_fields=True):
     files: dict[str, str]
     was_ready: bool = False  # under an earlier scheduler
     error: str = ""
+    instance: int = 1  # told apart by it: while a model is swapped, two of one name are served
+    context: int = 0  # tokens; 0: what the model was trained for
+
+
+class RetireModel(Struct, tag="retire_model", forbid_unknown_fields=True):
+    """To the scheduler: nothing new goes to this instance; it says Retired once nothing runs there."""
+
+    instance: int
+
+
+class Settings(Struct, tag="settings", forbid_unknown_fields=True):
+    """To the scheduler: the configuration that counts now (a path), and what an operator wants of it. Sent whole."""
+
+    config: str
+    draining: bool = False
+    paused: list[str] = field(default_factory=list)  # models that take nothing new
+
+
+class LogLevel(Struct, tag="log_level", forbid_unknown_fields=True):
+    """To a device worker: the least severe line that it logs."""
+
+    level: str
+
+
+class Drain(Struct, tag="drain", forbid_unknown_fields=True):
+    """From the arbiter: the service is being stopped; what runs may end, what waits is refused."""
+
+
+class OperatorAnswer(Struct, tag="operator_answer", forbid_unknown_fields=True):
+    """To the scheduler, for the operator who asked `id`: done, as `note` says, or not, as `error` says."""
+
+    id: int
+    note: str = ""
+    error: str = ""
 
 
 class Stop(Struct, tag="stop", forbid_unknown_fields=True):
@@ -371,6 +430,7 @@ class ModelReady(Struct, tag="model_ready", forbid_unknown_fields=True):
     """From the scheduler: the model answers."""
 
     name: str
+    instance: int = 1
 
 
 class ModelLost(Struct, tag="model_lost", forbid_unknown_fields=True):
@@ -378,6 +438,21 @@ class ModelLost(Struct, tag="model_lost", forbid_unknown_fields=True):
 
     name: str
     error: str
+    instance: int = 1
+
+
+class Retired(Struct, tag="retired", forbid_unknown_fields=True):
+    """From the scheduler: a retired instance has nothing left to do, and is forgotten."""
+
+    instance: int
+
+
+class OperatorAsks(Struct, tag="operator_asks", forbid_unknown_fields=True):
+    """From the scheduler: a command of the control socket that is the supervisor's to carry out; answered by OperatorAnswer."""
+
+    id: int
+    command: str
+    arguments: dict[str, str]
 
 
 class Fetched(Struct, tag="fetched", forbid_unknown_fields=True):
@@ -387,5 +462,17 @@ class Fetched(Struct, tag="fetched", forbid_unknown_fields=True):
     note: str
 
 
-FromChild = ChildReady | Progress | LastWords | ModelReady | ModelLost | Fetched
-ToChild = SchedulerUp | ServeModel | Stop
+class Beat(Struct, tag="beat", forbid_unknown_fields=True):
+    """The child runs; said about once a second by the scheduler and the device workers."""
+
+
+class WorkerHung(Struct, tag="worker_hung", forbid_unknown_fields=True):
+    """From the scheduler: the worker has not answered a step in time, and is to be ended."""
+
+    name: str
+    pid: int
+    error: str
+
+
+FromChild = ChildReady | Progress | LastWords | ModelReady | ModelLost | Retired | OperatorAsks | Fetched | Beat | WorkerHung
+ToChild = SchedulerUp | ServeModel | RetireModel | Settings | LogLevel | Drain | OperatorAnswer | Stop

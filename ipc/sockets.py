@@ -40,6 +40,15 @@ class Link:
         except (BrokenPipeError, ConnectionError) as error:
             raise Closed(str(error)) from None
 
+    def offer(self, message: msgspec.Struct) -> None:
+        """Sends if the peer's buffer has room, else not at all. Raises Closed when the peer is gone."""
+        try:
+            self._sock.send(encode(message), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        except ConnectionError as error:
+            raise Closed(str(error)) from None
+
     def receive(self) -> object:
         """The next message; blocks for it. Raises Closed at the end, BadMessage for bytes that are none."""
         try:

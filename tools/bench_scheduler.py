@@ -11,8 +11,8 @@ import statistics
 import time
 
 from helexa.scheduler.admission import Limits
+from helexa.scheduler.prices import PriceTable, StepPrices
 from helexa.scheduler.scheduler import Scheduler
-from helexa.scheduler.step_builder import PriceTable
 from ipc import codec
 from ipc.messages import Deltas, FinishAck, Generate, Plan, Result, SamplingParams
 
@@ -36,7 +36,7 @@ def scheduler(seats: int, queue: int) -> Scheduler:
         cached_blocks=2900,
         repeat_steps=1,
     )
-    return Scheduler(limits, PriceTable([(1, 4.2), (4, 7.6), (16, 25.8), (128, 180.0)]), frozenset({2}), 1)
+    return Scheduler(limits, StepPrices(PriceTable([(1, 2.2), (4, 3.0), (16, 7.2), (128, 35.0)])), frozenset({2}), 1)
 
 
 def request(number: int) -> Generate:

@@ -3,9 +3,10 @@
     python tools/simulate.py workload.jsonl [--seats 16] [--blocks 2048] [--prices prices.json] [--json]
     python tools/simulate.py --make mixed > workload.jsonl
 
-A workload has one JSON object a line: {"at": seconds, "prompt": tokens, "output": tokens} and, where wanted, "key", "priority", "prefix"
-(a name: prompts of one prefix begin alike) and "prefix_tokens". Prices are [[rows, milliseconds], ...]. A step lasts what its rows
-cost; nothing else takes time. Printed: TTFT and ITL percentiles, tokens per second, shares by key, steps, preemptions.
+A workload has one JSON object a line: {"at": seconds, "prompt": tokens, "output": tokens} and, where wanted, "key",
+"priority", "prefix" (a name: prompts of one prefix begin alike) and "prefix_tokens". Prices are [[rows, milliseconds], ...]. A
+step lasts what its rows cost; nothing else takes time. Printed: TTFT and ITL percentiles, tokens per second, shares by key,
+steps, preemptions.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 
 from helexa.errors import RequestError
 from helexa.scheduler.admission import Limits
+from helexa.scheduler.prices import PriceTable, StepPrices
 from helexa.scheduler.scheduler import Scheduler
-from helexa.scheduler.step_builder import PriceTable
 from ipc.messages import FinishAck, Generate, Plan, Result, SamplingParams
 
 # a 135M model in 4 bits on two cores
@@ -110,7 +111,7 @@ class Simulation:
             self.seen[req_id].refused = error.code
 
     def _step(self, plan: Plan) -> None:
-        milliseconds = self.scheduler.prices.milliseconds(sum(plan.counts))
+        milliseconds = self.scheduler.prices.table.milliseconds(sum(plan.counts))
         for substep in range(plan.repeat):
             self.now += milliseconds / 1e3
             self.busy += milliseconds / 1e3
@@ -192,7 +193,9 @@ def main() -> None:
         cached_blocks=options.blocks // 4,
         repeat_steps=16,
     )
-    simulation = Simulation(Scheduler(limits, PriceTable([tuple(price) for price in prices]), frozenset({2}), 1), lines)
+    simulation = Simulation(
+        Scheduler(limits, StepPrices(PriceTable([tuple(price) for price in prices])), frozenset({2}), 1), lines
+    )
     started = time.perf_counter()
     simulation.run()
     result = summary(simulation, time.perf_counter() - started)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ipc.messages import Plan
-from workers.seats import PlanError, Seats
+from workers.seats import PlanError, Seat, Seats
 
 Int32 = NDArray[np.int32]
 
@@ -48,5 +48,23 @@ def build(plan: Plan, fed: list[list[int]], seats: Seats, vocab: int) -> StepInp
         raise PlanError(f"token id {int(token_ids.max())} of {vocab}")
     widest = -(-int(context_lens.max(initial=0)) // BLOCK_SIZE)
     tables = np.ascontiguousarray(seats.block_tables[plan.seats, :widest])
-    logit_rows = row_start[1:][np.array(plan.samples, bool)] - 1
-    return StepInputs(token_ids, positions, sequence_of_row, row_start, context_lens, tables, logit_rows.astype(np.int32))
+    wanted = logit_rows(plan, row_start, seats)
+    return StepInputs(token_ids, positions, sequence_of_row, row_start, context_lens, tables, wanted)
+
+
+def logit_rows(plan: Plan, row_start: Int32, seats: Seats) -> Int32:
+    """The rows that want logits, rising: those before a prompt token that is scored, and the last of each part that draws."""
+    wanted: list[int] = []
+    for index, first, start, count, samples in zip(
+        plan.seats, row_start.tolist(), plan.starts, plan.counts, plan.samples, strict=False
+    ):
+        scored = scored_count(seats[index], start, count)
+        wanted.extend(range(first, first + scored))
+        if samples:
+            wanted.append(first + count - 1)
+    return np.array(wanted, np.int32)
+
+
+def scored_count(seat: Seat, start: int, count: int) -> int:
+    """How many rows of a part, from its first, come before a prompt token whose log probability is asked for."""
+    return max(0, min(start + count, seat.prompt_len - 1) - start) if seat.params.prompt_logprobs >= 0 else 0

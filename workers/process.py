@@ -13,6 +13,7 @@ import platform
 import select
 import signal
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,7 +21,9 @@ from pathlib import Path
 
 from helexa import __version__, logs
 from helexa.errors import HelexaError, ModelFileError
+from helexa.formats import fault_spec
 from helexa.formats.end_tokens import end_token_ids
+from helexa.formats.fault_spec import FaultSpec
 from helexa.formats.fingerprint import fingerprint
 from helexa.formats.gguf import GGUFFile
 from ipc import sockets
@@ -28,6 +31,7 @@ from ipc.codec import BadMessage, decode_to_child, decode_to_worker
 from ipc.messages import (
     PROTOCOL_VERSION,
     AllocateKV,
+    Beat,
     Fault,
     LastWords,
     Load,
@@ -40,6 +44,7 @@ from ipc.messages import (
 )
 from ipc.sockets import Closed, Link
 from workers import machine, recording
+from workers.faults import Faults, FaultyOps
 from workers.ops.choice import choose_ops
 from workers.ops.protocol import Ops
 from workers.runner import Runner, next_plan
@@ -47,6 +52,7 @@ from workers.seats import PlanError
 
 log = logging.getLogger("worker")
 ROOT = Path("/")
+BEAT_S = 1.0
 
 
 class WorkerFault(Exception):
@@ -65,6 +71,7 @@ class Arguments:
     model: str
     rank: int
     record_plans: Path | None = None
+    fault: FaultSpec | None = None
 
 
 class Worker:
@@ -73,6 +80,7 @@ class Worker:
         self.leash = leash
         self.link: Link | None = None
         self.loaded: tuple[Load, Loaded, Runner] | None = None
+        self.faults = Faults(arguments.fault) if arguments.fault is not None else None
 
     def run(self) -> None:
         """Until the supervisor says Stop or is gone."""
@@ -119,16 +127,13 @@ class Worker:
                 link.send(Ready(self._runner().allocate(message.blocks, message.seats)))
             elif isinstance(message, Plan):
                 self._run_plan(link, message)
-        except WorkerFault as fault:
-            link.send(Fault(fault.kind, fault.message))
+        except Closed:
             raise
-        except PlanError as error:
-            link.send(Fault("plan", str(error)))
-            raise WorkerFault("plan", str(error)) from None
-        except MemoryError as error:
-            text = f"out of memory ({error}); lower memory.limit_mib or admission.seats"
-            link.send(Fault("memory", text))
-            raise WorkerFault("memory", text) from None
+        except Exception as error:
+            fault = classified(error)
+            log.error("%s fault: %s", fault.kind, fault.message, exc_info=error if fault.kind == "device" else None)
+            link.send(Fault(fault.kind, fault.message))
+            raise fault from None
 
     def _runner(self) -> Runner:
         if self.loaded is None:
@@ -147,6 +152,8 @@ class Worker:
             path = Path(message.files["gguf"])
             file = GGUFFile.open(path)
             end_ids = end_token_ids(file.metadata)
+            if self.faults is not None:
+                ops = FaultyOps(ops, self.faults)
             runner = Runner(file, ops, message.context, end_ids, message.max_step_tokens, message.max_seats)
             prices = runner.measure_prices(time.perf_counter)
         except (HelexaError, KeyError) as error:
@@ -162,6 +169,7 @@ class Worker:
             vocab=runner.model.vocab,
             eos_ids=end_ids,
             prices=prices,
+            logit_row_ms=runner.measure_logit_row(time.perf_counter),
             ops=ops.name,
             threads_note=threads.note,
             remedy=ops.remedy,
@@ -174,6 +182,8 @@ class Worker:
     def _run_plan(self, link: Link, plan: Plan) -> None:
         """A plan's steps; more than one only while nothing else is asked and no sequence may have ended."""
         runner = self._runner()
+        if self.faults is not None:
+            self.faults.on_plan(plan)
         for substep in range(max(1, plan.repeat)):
             before = recording.histories(plan, runner) if self.arguments.record_plans else {}
             output = runner.step(plan, substep, time.perf_counter)
@@ -181,12 +191,33 @@ class Worker:
                 recording.write(self.arguments.record_plans, self.loaded[0], plan, substep, before, output.result)
             interrupted = output.may_end or bool(select.select([link, self.leash], [], [], 0)[0])
             output.result.last = output.result.last or interrupted
-            for error in output.row_errors:
-                link.send(error)
+            for message in (*output.scored, *output.row_errors):
+                link.send(message)
             link.send(output.result)
             if output.result.last:
                 return
             plan = next_plan(plan)
+
+
+def classified(error: Exception) -> WorkerFault:
+    """What the failure of a whole step or load is: after any of them the worker's memory is not to be trusted."""
+    if isinstance(error, WorkerFault):
+        return error
+    if isinstance(error, PlanError):
+        return WorkerFault("plan", str(error))
+    if isinstance(error, MemoryError):
+        return WorkerFault("memory", f"out of memory ({error}); lower memory.limit_mib or admission.seats")
+    return WorkerFault("device", f"{type(error).__name__}: {error}")
+
+
+def beat(leash: Link) -> None:
+    """Tells the supervisor that this process runs, until the supervisor is gone. A thread: a step may take long."""
+    try:
+        while True:
+            leash.offer(Beat())
+            time.sleep(BEAT_S)
+    except Closed:
+        pass
 
 
 def system_fingerprint(path: Path, ops: Ops) -> str:
@@ -206,13 +237,16 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--record-plans", type=Path)
+    parser.add_argument("--fault", type=fault_spec.parse)
     parser.add_argument("--log-level", choices=sorted(logs.LEVELS), default="info")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     options = parser.parse_args()
     logs.set_up(f"worker {options.rank}", options.log_level, options.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leash = sockets.from_fd(options.leash_fd, decode_to_child)
-    worker = Worker(Arguments(options.leash_fd, options.endpoint, options.model, options.rank, options.record_plans), leash)
+    threading.Thread(target=beat, args=(leash,), name="beat", daemon=True).start()
+    arguments = Arguments(options.leash_fd, options.endpoint, options.model, options.rank, options.record_plans, options.fault)
+    worker = Worker(arguments, leash)
     try:
         worker.run()
     except Closed:

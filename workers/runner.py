@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from helexa.formats.gguf import GGUFFile
 from ipc.memfd_array import MemfdArrays
-from ipc.messages import Plan, Result, RowError
-from workers import inputs, sampler
+from ipc.messages import Plan, PromptLogprobs, Result, RowError
+from workers import inputs, prompt_scores, sampler
 from workers.grammar import Grammars
 from workers.inputs import BLOCK_SIZE, StepInputs
 from workers.models.registry import Model, load_model
-from workers.ops.protocol import Ops
+from workers.ops.protocol import Float32, Ops
 from workers.seats import PlanError, Seat, Seats
 from workers.shared_step import Capacity, StepRing
 
 PRICE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 PRICE_RUNS = 4
+PRICE_LOGIT_ROWS = 8
 PRICE_BUDGET_S = 1.0
+SCORED_ROWS = 256  # a message of so many log probabilities, with 20 others each, is well within a datagram
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class StepOutput:
     row_errors: list[RowError]
     result: Result
     may_end: bool
+    scored: list[PromptLogprobs] = field(default_factory=list)
 
 
 class Runner:
@@ -80,6 +83,8 @@ class Runner:
         except ValueError as error:
             raise PlanError(str(error)) from None
         logits = self.ops.run(self.model.forward, shared)
+        scored = self._scored(plan, logits, self._seats)
+        logits = logits[_drawn_rows(plan, self._seats)]
         indices = [index for index, samples in zip(plan.seats, plan.samples, strict=True) if samples]
         seats = [self._seats[index] for index in indices]
         drawn = sampler.draw(logits, seats, self.ops, self.end_ids, self._grammars)
@@ -87,8 +92,8 @@ class Runner:
             if token >= 0:
                 seat.ids.append(token)
         errors = [
-            RowError(plan.incarnation, plan.step, index, error)
-            for index, error in zip(indices, drawn.errors, strict=True)
+            RowError(plan.incarnation, plan.step, index, error, "request" if row in drawn.failed else "row")
+            for row, (index, error) in enumerate(zip(indices, drawn.errors, strict=True))
             if error
         ]
         ends = any(
@@ -105,7 +110,20 @@ class Runner:
             hashes={indices[row]: value for row, value in drawn.hashes.items()},
             milliseconds=(clock() - started) * 1e3,
         )
-        return StepOutput(errors, result, bool(errors) or ends)
+        return StepOutput(errors, result, bool(errors) or ends, scored)
+
+    def _scored(self, plan: Plan, logits: Float32, seats: Seats) -> list[PromptLogprobs]:
+        """Log probabilities of prompt tokens, in messages of at most SCORED_ROWS."""
+        messages, at = [], 0
+        for index, start, count, samples in zip(plan.seats, plan.starts, plan.counts, plan.samples, strict=True):
+            scored = inputs.scored_count(seats[index], start, count)
+            if scored or seats[index].unscored is not None:
+                first, values = prompt_scores.score(seats[index], start, logits[at : at + scored])
+                for begin in range(0, len(values), SCORED_ROWS):
+                    part = values[begin : begin + SCORED_ROWS]
+                    messages.append(PromptLogprobs(plan.incarnation, plan.step, index, first + begin, part))
+            at += scored + samples
+        return messages
 
     def measure_prices(self, clock: Callable[[], float]) -> list[tuple[int, float]]:
         """(rows, milliseconds) of a forward, the fastest of a few runs each, within PRICE_BUDGET_S in all. Leaves no KV."""
@@ -113,19 +131,27 @@ class Runner:
         sizes = [rows for rows in PRICE_ROWS if rows <= self._max_step_tokens]
         self.ops.allocate_kv(self.model.layers, -(-sizes[-1] // BLOCK_SIZE), self.model.kv_heads, self.model.head_dim)
         started = clock()
-        self.ops.run(self.model.forward, _probe_step(1))
+        self._fastest(_probe_step(1), clock)
         for rows in sizes:
             if prices and clock() - started > PRICE_BUDGET_S:
                 break
-            times = []
-            for _ in range(PRICE_RUNS):
-                before = clock()
-                self.ops.run(self.model.forward, _probe_step(rows))
-                times.append((clock() - before) * 1e3)
-                if clock() - started > PRICE_BUDGET_S:
-                    break
-            prices.append((rows, min(times)))
+            prices.append((rows, self._fastest(_probe_step(rows), clock)))
         return prices
+
+    def measure_logit_row(self, clock: Callable[[], float]) -> float:
+        """Milliseconds that a row costs by wanting logits, from a step of a few that all do and one of as many that do not."""
+        rows = min(PRICE_LOGIT_ROWS, self._max_step_tokens)
+        few, all_of_them = (self._fastest(_probe_step(rows, logit_rows), clock) for logit_rows in (1, rows))
+        return max(0.0, all_of_them - few) / max(1, rows - 1)
+
+    def _fastest(self, step: StepInputs, clock: Callable[[], float]) -> float:
+        """Milliseconds of the fastest of PRICE_RUNS runs, or of fewer where one takes long."""
+        started, times = clock(), []
+        while len(times) < PRICE_RUNS and clock() - started < PRICE_BUDGET_S / len(PRICE_ROWS):
+            before = clock()
+            self.ops.run(self.model.forward, step)
+            times.append((clock() - before) * 1e3)
+        return min(times)
 
 
 def next_plan(plan: Plan) -> Plan:
@@ -147,8 +173,20 @@ def next_plan(plan: Plan) -> Plan:
     )
 
 
-def _probe_step(rows: int) -> StepInputs:
-    """One sequence of `rows` new tokens whose last wants logits."""
+def _drawn_rows(plan: Plan, seats: Seats) -> slice | list[int]:
+    """Which of a step's logits are drawn from; all, unless a prompt is scored."""
+    drawn, at = [], 0
+    for index, start, count, samples in zip(plan.seats, plan.starts, plan.counts, plan.samples, strict=True):
+        scored = inputs.scored_count(seats[index], start, count)
+        at += scored
+        if samples:
+            drawn.append(at)
+            at += 1
+    return slice(None) if len(drawn) == at else drawn
+
+
+def _probe_step(rows: int, logit_rows: int = 1) -> StepInputs:
+    """One sequence of `rows` new tokens of which the last `logit_rows` want logits."""
     blocks = -(-rows // BLOCK_SIZE)
     return StepInputs(
         token_ids=np.zeros(rows, np.int32),
@@ -157,5 +195,5 @@ def _probe_step(rows: int) -> StepInputs:
         row_start=np.array([0, rows], np.int32),
         context_lens=np.array([rows], np.int32),
         block_tables=np.arange(blocks, dtype=np.int32)[None],
-        logit_rows=np.array([rows - 1], np.int32),
+        logit_rows=np.arange(rows - logit_rows, rows, dtype=np.int32),
     )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ipc.messages import Plan, SamplingParams
+from workers.grammar import GrammarState
 
 
 class PlanError(Exception):
@@ -23,6 +24,8 @@ class Seat:
     params: SamplingParams
     ids: list[int] = field(default_factory=list)
     num_blocks: int = 0
+    grammar: GrammarState | None = None
+    unscored: NDArray[np.float32] | None = None  # (V) logits after the last prompt token so far, where the prompt is scored
 
 
 class Seats:

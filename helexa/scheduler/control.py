@@ -62,6 +62,7 @@ def _status(state: State) -> dict[str, Any]:
                 "blocks_cached": scheduler.memory.pool.num_cached,
                 "counters": dataclasses.asdict(scheduler.counters),
             }
+        entry |= {"worker": engine.worker, "last_fault": engine.last_fault}
         models.append(entry)
     return {"pid": os.getpid(), "incarnation": state.incarnation, "clients": state.clients, "models": models}
 

@@ -28,6 +28,11 @@ class Counters:
     joins_beside_running: int = 0  # sequences that took a seat while others ran
     abort_release_steps_max: int = 0  # most steps between an abort and the freeing of what it held
     worker_losses: int = 0
+    device_faults: int = 0  # what a worker said before it ended, or was ended for
+    memory_faults: int = 0
+    hangs: int = 0
+    request_errors: int = 0  # sequences ended because what they ask for could not be done
+    poisonous: int = 0  # sequences ended because workers died of them
 
     def note_plan(self, plan: Plan) -> None:
         self.handoffs += 1

@@ -6,14 +6,16 @@ what its clients asked for stays and is computed again.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from helexa.catalogue.memory_plan import MemoryPlan, plan_memory
 from helexa.config import Config
 from helexa.errors import RequestError, StartError
 from helexa.scheduler.admission import RETRY_AFTER_S, Limits
 from helexa.scheduler.block_pool import BLOCK_SIZE
+from helexa.scheduler.prices import PriceTable, StepPrices
 from helexa.scheduler.request_table import GivenUp
 from helexa.scheduler.scheduler import Scheduler
-from helexa.scheduler.step_builder import PriceTable
 from ipc.messages import (
     Abort,
     AllocateKV,
@@ -27,6 +29,7 @@ from ipc.messages import (
     ModelState,
     Plan,
     Progress,
+    PromptLogprobs,
     Ready,
     Result,
     RowError,
@@ -34,6 +37,7 @@ from ipc.messages import (
 )
 
 RequestMessage = Generate | Abort | Credit | FinishAck
+WorkerState = Literal["none", "loading", "ready", "poisoned", "hung", "lost"]
 
 
 class Engine:
@@ -47,8 +51,11 @@ class Engine:
         self.created = created
         self.state: ModelState = "restarting" if was_ready else "loading"
         self.error = ""
+        self.worker: WorkerState = "none"
+        self.last_fault = ""  # why the last worker ended, as far as it is known
         self.scheduler: Scheduler | None = None
         self.progress: list[Progress] = []  # lines for the start-up report, taken by the process
+        self._was_ready = was_ready  # under an earlier scheduler
         self._incarnation = incarnation
         self._loaded: Loaded | None = None
         self._plan: MemoryPlan | None = None
@@ -61,6 +68,7 @@ class Engine:
         """A worker connected."""
         config = self.config
         self.error = ""
+        self.worker = "loading"
         if self.state == "failed":
             self.state = "loading"
         limit = 0 if config.memory.limit_mib == "auto" else config.memory.limit_mib * 2**20
@@ -71,18 +79,20 @@ class Engine:
     def on_message(self, message: object, now: float) -> list[ToWorker]:
         """What to send in answer. A Fault, or memory that does not suffice, makes the state `failed`."""
         if isinstance(message, Loaded):
-            return self._on_loaded(message)
+            return self._on_loaded(message, now)
         if isinstance(message, Ready):
             self._on_ready(now)
         elif isinstance(message, Fault):
-            self._on_fault(message)
+            self._on_fault(message, now)
         elif self.scheduler is not None and isinstance(message, RowError):
             self.scheduler.apply_row_error(message, now)
+        elif self.scheduler is not None and isinstance(message, PromptLogprobs):
+            self.scheduler.apply_prompt_logprobs(message)
         elif self.scheduler is not None and isinstance(message, Result):
             self.scheduler.apply_result(message, now)
         return []
 
-    def _on_loaded(self, message: Loaded) -> list[ToWorker]:
+    def _on_loaded(self, message: Loaded, now: float) -> list[ToWorker]:
         self._loaded = message
         if self._plan is None or self.scheduler is None:
             admission = self.config.admission
@@ -97,7 +107,7 @@ class Engine:
                     self.config.memory.kv_blocks,
                 )
             except StartError as error:
-                self.fail(error.message)
+                self.fail(error.message, now)
                 return []
         slow = f"; {message.remedy}" if message.remedy else ""
         self.progress += [
@@ -113,9 +123,12 @@ class Engine:
         if self.scheduler is None:
             limits = self._limits(self._loaded, self._plan)
             self.scheduler = Scheduler(
-                limits, PriceTable(self._loaded.prices), frozenset(self._loaded.eos_ids), self._incarnation
+                limits,
+                StepPrices(PriceTable(self._loaded.prices), self._loaded.logit_row_ms),
+                frozenset(self._loaded.eos_ids),
+                self._incarnation,
             )
-        self.state, self.error = "ready", ""
+        self.state, self.error, self.worker = "ready", "", "ready"
         held, self._held = self._held, []
         for client, message in held:
             try:
@@ -123,10 +136,15 @@ class Engine:
             except RequestError as error:
                 self.refusals.append(GivenUp(client, message.req_id, error))
 
-    def _on_fault(self, message: Fault) -> None:
-        """A model that never was ready failed; one that was waits for its next worker."""
-        if self.scheduler is None:
-            self.fail(message.message)
+    def _on_fault(self, message: Fault, now: float) -> None:
+        """A worker after a fault is not to be trusted, and ends. A model that never was ready failed; one that was waits for its
+        next worker."""
+        self.worker, self.last_fault = "poisoned", f"{message.kind} fault: {message.message}"
+        if self.scheduler is not None:
+            self.scheduler.counters.device_faults += message.kind == "device"
+            self.scheduler.counters.memory_faults += message.kind == "memory"
+        if self.scheduler is None and not self._was_ready:
+            self.fail(message.message, now)
         else:
             self.state, self.error = "restarting", message.message
 
@@ -148,15 +166,29 @@ class Engine:
             repeat_steps=config.scheduling.lone_steps,
         )
 
-    def on_worker_lost(self) -> None:
+    def on_worker_hung(self, error: str) -> None:
+        """It has not answered a step for too long, and is ended."""
+        self.worker, self.last_fault = "hung", error
+        if self.scheduler is not None:
+            self.scheduler.counters.hangs += 1
+
+    def on_worker_lost(self, now: float) -> None:
+        if self.worker not in ("poisoned", "hung"):
+            self.worker, self.last_fault = "lost", "it ended without a word"
         if self.state == "ready":
             self.state = "restarting"
         if self.scheduler is not None:
             self._incarnation += 1
-            self.scheduler.worker_lost(self._incarnation)
+            self.scheduler.worker_lost(self._incarnation, now)
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str, now: float) -> None:
+        """Nobody will answer: what was asked ends with the error."""
         self.state, self.error = "failed", error
+        if self.scheduler is not None:
+            self.scheduler.fail(error, now)
+        failed = RequestError("model_failed", f"{self.name}: {error}")
+        self.refusals += [GivenUp(client, item.req_id, failed) for client, item in self._held if isinstance(item, Generate)]
+        self._held = []
 
     # clients
 

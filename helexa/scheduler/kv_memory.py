@@ -32,7 +32,7 @@ class KvMemory:
         """Reserves for a sequence that takes a seat, and gives it the cached blocks that its tokens begin with. When its
         reservation does not fit: False, and nothing changed."""
         nodes = []
-        if self._caching:
+        if self._caching and not sequence.scores_prompt:  # a cached prompt has no logits
             most = min((sequence.num_tokens - 1) // BLOCK_SIZE, self._most_cached_blocks)
             nodes = self.cache.match(sequence.request.cache_root, sequence.tokens, most)
         wanted = blocks_for(self._reserved_tokens(sequence))

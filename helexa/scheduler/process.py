@@ -27,6 +27,7 @@ from helexa.metrics import Metrics
 from helexa.scheduler import control
 from helexa.scheduler.engine import Engine
 from helexa.scheduler.sequence import Sequence
+from helexa.watching import LONGEST_SLEEP_S, Silence, WatchedTime
 from ipc import codec, endpoints, installation, messages, sockets
 from ipc.codec import BadMessage
 from ipc.sockets import Closed, Link
@@ -52,6 +53,8 @@ class SchedulerProcess:
         self.links: dict[int, tuple[Link, str | None]] = {}  # by descriptor: connection, and its model once registered
         self.control: dict[int, tuple[socket.socket, bytearray]] = {}
         self.planned_at: dict[str, float] = {}
+        self.watched = WatchedTime(time.monotonic())
+        self.steps = Silence()  # of models whose worker computes
         self.blocked = False  # some client's pipe is full
         self.context = zmq.Context()
         self.router = self._bind_router(endpoints.requests(run_dir))
@@ -83,6 +86,7 @@ class SchedulerProcess:
         while True:
             ready = dict(self.poller.poll(self._timeout_ms(time.monotonic())))
             now = time.monotonic()
+            self.leash.offer(messages.Beat())
             if self.router in ready:
                 self._read_clients(now)
             if self.leash.fileno() in ready and not self._read_leash():
@@ -95,17 +99,18 @@ class SchedulerProcess:
                 self._accept_operator()
             for fd in [fd for fd in ready if fd in self.control]:
                 self._read_operator(fd)
+            self._watch(self.watched.at(now))
             self._expire(now)
             self._interrupt()
             self._plan(now)
             self._flush()
 
-    def _timeout_ms(self, now: float) -> int | None:
+    def _timeout_ms(self, now: float) -> int:
         deadlines = [engine.scheduler.next_deadline() for engine in self.engines.values() if engine.scheduler is not None]
         waits = [max(0.0, deadline - now) * 1e3 for deadline in deadlines if deadline is not None]
         if self.blocked:
             waits.append(RETRY_SEND_MS)
-        return None if not waits else int(min(min(waits), 3.6e6)) + 1
+        return int(min([*waits, LONGEST_SLEEP_S * 1e3])) + 1
 
     # clients
 
@@ -204,7 +209,8 @@ class SchedulerProcess:
                 self.engines[message.name] = engine
             engine.files = message.files
             if message.error:
-                engine.fail(message.error)
+                engine.fail(message.error, time.monotonic())
+                self._refuse_given_up(engine)
             self._announce()
         return True
 
@@ -243,14 +249,16 @@ class SchedulerProcess:
         before = engine.state
         if isinstance(message, messages.Result) and engine.name in self.planned_at:
             self.metrics.step_seconds.labels(engine.name).observe(now - self.planned_at.pop(engine.name))
+        if isinstance(message, messages.Result):
+            self._heard_of_step(engine.name, message.last)
+        elif isinstance(message, messages.Fault):
+            log.error("the worker of %s ends by a %s fault: %s", engine.name, message.kind, message.message)
         for answer in engine.on_message(message, now):
             link.send(answer)
         for line in engine.progress:
             self.leash.send(line)
         engine.progress.clear()
-        for given_up in engine.refusals:
-            self._refuse(given_up.client, given_up.req_id, given_up.error)
-        engine.refusals.clear()
+        self._refuse_given_up(engine)
         if engine.state != before:
             self._announce()
             if engine.state == "ready":
@@ -258,6 +266,11 @@ class SchedulerProcess:
             elif engine.state == "failed":
                 log.error("%s: %s", engine.name, engine.error)
                 self.leash.send(messages.ModelLost(engine.name, engine.error))
+
+    def _refuse_given_up(self, engine: Engine) -> None:
+        for given_up in engine.refusals:
+            self._refuse(given_up.client, given_up.req_id, given_up.error)
+        engine.refusals.clear()
 
     def _lose_worker(self, fd: int) -> None:
         link, model = self.links.pop(fd)
@@ -271,7 +284,8 @@ class SchedulerProcess:
                 len(engine.scheduler.running) if engine.scheduler else 0,
             )
             self.planned_at.pop(model, None)
-            engine.on_worker_lost()
+            self.steps.forget(model)
+            engine.on_worker_lost(time.monotonic())
             self._announce()
 
     def _plan(self, now: float) -> None:
@@ -279,10 +293,27 @@ class SchedulerProcess:
             plan = self.engines[model].plan_step(now) if model is not None else None
             if plan is not None and model is not None:
                 self.planned_at[model] = now
+                self._heard_of_step(model, last=False)
                 try:
                     link.send(plan)
                 except Closed:
                     self._lose_worker(fd)
+
+    def _heard_of_step(self, model: str, last: bool) -> None:
+        """The worker took a plan or answered a step, and owes another answer unless that was the last."""
+        if last:
+            self.steps.forget(model)
+        else:
+            self.steps.expect(model, self.config.watch.step_s, self.watched.at(time.monotonic()))
+
+    def _watch(self, seconds: float) -> None:
+        """A worker that does not answer is ended by the supervisor; it could not hear a word of ours."""
+        for name in self.steps.overdue(seconds):
+            link = next(link for link, model in self.links.values() if model == name)
+            error = f"the worker of {name} has not answered a step for {self.config.watch.step_s:g} s (a hang)"
+            log.error("%s; it is ended", error)
+            self.engines[name].on_worker_hung(error)
+            self.leash.send(messages.WorkerHung(name, link.peer_pid(), error))
 
     def _interrupt(self) -> None:
         """A worker that runs several steps by itself is called back when somebody waits, or its sequence has ended."""
@@ -386,6 +417,8 @@ class _Batch:
             deltas.finishes[index] = finish
         if sequence.logprobs:
             deltas.logprobs[index] = [item or _NO_LOGPROBS for item in sequence.logprobs[start:end]]
+        if sequence.prompt_logprobs and start == 0:
+            deltas.prompt_logprobs[index] = sequence.prompt_logprobs
         if sequence.hashes:
             deltas.hashes[index] = sequence.hashes[start:end]
         self.parts.append((sequence, end, finish))

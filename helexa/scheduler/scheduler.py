@@ -8,15 +8,17 @@ neighbours, that changes nothing but time.
 from __future__ import annotations
 
 from helexa.errors import RequestError
+from helexa.scheduler import suspects
 from helexa.scheduler.admission import RETRY_AFTER_S, Limits, Queue, check_possible, check_room
 from helexa.scheduler.counters import Counters
 from helexa.scheduler.fairness import FairQueue
 from helexa.scheduler.kv_memory import KvMemory
 from helexa.scheduler.outbox import Outbox
+from helexa.scheduler.prices import Shape, StepPrices
 from helexa.scheduler.request_table import GivenUp, Reminders, RequestTable
 from helexa.scheduler.sequence import Request, Sequence, SequenceKey, State
-from helexa.scheduler.step_builder import PriceTable, StepBuilder, prefill_budget
-from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generate, Plan, Result, RowError
+from helexa.scheduler.step_builder import StepBuilder
+from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generate, Plan, PromptLogprobs, Result, RowError
 
 MAX_PASSED_OVER = 8
 FINISH_LINGER_S = 60.0  # how long an end that nobody acknowledges is kept
@@ -24,7 +26,7 @@ MOST_CACHED_PREFIX = 32 * 1024  # tokens: their ids travel to the worker in one 
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, prices: PriceTable, eos_ids: frozenset[int], incarnation: int) -> None:
+    def __init__(self, limits: Limits, prices: StepPrices, eos_ids: frozenset[int], incarnation: int) -> None:
         self.limits = limits
         self.prices = prices
         self.eos_ids = eos_ids
@@ -41,6 +43,7 @@ class Scheduler:
         self._leaves: list[int] = []
         self._in_flight: list[tuple[Sequence, int]] | None = None
         self._in_flight_plan = Plan(0, -1, 0, [], [], [], [], [], [], [], [], [], [])
+        self._in_flight_shape = Shape()
         self._step = 0
 
     # requests
@@ -147,10 +150,11 @@ class Scheduler:
             return None
         builder = StepBuilder()
         self._make_room()
+        if self._add_suspect(builder):
+            return self._send_off(builder, 0)
         self._add_decoding(builder, now)
         decode_rows = len(builder.parts)
-        budget = prefill_budget(decode_rows, self.prices, self.limits.step_tokens, self.limits.min_step_ms)
-        budget = self._add_prefilling(builder, budget)
+        budget = self._add_prefilling(builder, self._prompt_budget(builder))
         self._add_waiting(builder, budget)
         while not builder.parts and self._preempt_youngest():
             self._add_decoding(builder, now)
@@ -159,17 +163,33 @@ class Scheduler:
             return None
         return self._send_off(builder, decode_rows)
 
+    def _add_suspect(self, builder: StepBuilder) -> bool:
+        """One that workers seem to die of is computed by itself until it is found innocent."""
+        first = self.waiting.peek()
+        if first is not None and suspects.runs_alone(first) and self._free_seats and self.memory.seat(first):
+            self._take_seat(self.waiting.pop())
+        for sequence in self.running:
+            if suspects.runs_alone(sequence) and not (sequence.decodes and sequence.out_of_credit):
+                count = min(sequence.num_new_tokens, self.limits.step_tokens, self._most_rows(builder, sequence))
+                return self._schedule(builder, sequence, count)
+        return False
+
     def _add_decoding(self, builder: StepBuilder, now: float) -> None:
         for sequence in self.running:
             computed = sequence.num_computed_tokens
             if computed and len(sequence.tokens) - computed == 1 and not self._stalls(sequence, now):
                 self._schedule(builder, sequence, 1)
 
+    def _prompt_budget(self, builder: StepBuilder) -> int:
+        """Prompt tokens that may join the decoding rows, by predicted time; a prompt far into its context costs more."""
+        furthest = max((sequence.num_computed_tokens for sequence in self.running if not sequence.decodes), default=0)
+        return self.prices.prompt_tokens_beside(builder.shape(), furthest, self.limits.step_tokens, self.limits.min_step_ms)
+
     def _add_prefilling(self, builder: StepBuilder, budget: int) -> int:
         """Parts of prompts, the longest passed over first; returns what is left of the budget."""
         prefilling = [sequence for sequence in self.running if not sequence.decodes]
         for sequence in sorted(prefilling, key=lambda sequence: sequence.passed_over < MAX_PASSED_OVER):
-            count = min(sequence.num_new_tokens, budget)
+            count = min(sequence.num_new_tokens, budget, self._most_rows(builder, sequence))
             if count > 0 and self._schedule(builder, sequence, count):
                 sequence.passed_over = 0
                 budget -= count
@@ -178,14 +198,22 @@ class Scheduler:
         return budget
 
     def _add_waiting(self, builder: StepBuilder, budget: int) -> None:
-        while budget > 0 and self._free_seats:
+        while budget > 0 and self._free_seats and len(self.running) + builder.extra_rows < self.limits.seats:
             sequence = self.waiting.peek()
-            if sequence is None or not self.memory.seat(sequence):
+            if sequence is None or suspects.runs_alone(sequence):
+                return
+            if not builder.has_room(sequence) or not self.memory.seat(sequence):
                 return
             self._take_seat(self.waiting.pop())
-            count = min(sequence.num_new_tokens, budget)
+            count = min(sequence.num_new_tokens, budget, self._most_rows(builder, sequence))
             if self._schedule(builder, sequence, count):
                 budget -= count
+
+    def _most_rows(self, builder: StepBuilder, sequence: Sequence) -> int:
+        """How many tokens of a seated sequence the step's logits have room for: a step has a row a seat."""
+        if not sequence.scores_prompt:
+            return self.limits.step_tokens
+        return max(0, self.limits.seats - builder.extra_rows - len(self.running) + 1)
 
     def _send_off(self, builder: StepBuilder, decode_rows: int) -> Plan:
         self._step += 1
@@ -194,6 +222,7 @@ class Scheduler:
             sequence.in_flight = True
             counters.prompt_tokens += min(count, max(0, sequence.request.prompt_len - sequence.num_computed_tokens))
             self.waiting.charge(sequence.request.key, count)
+        self._in_flight_shape = builder.shape()
         repeat = self._repeat(builder, decode_rows)
         plan = builder.plan(self.incarnation, self._step, repeat, self._leaves)
         self._leaves = []
@@ -227,8 +256,17 @@ class Scheduler:
             return
         sequence = next((item for item, _ in self._in_flight if item.seat == error.seat), None)
         if sequence is not None and sequence.state is not State.FINISHED:
-            self.counters.row_errors += 1
+            self.counters.row_errors += error.kind == "row"
+            self.counters.request_errors += error.kind == "request"
             self._finish(sequence, "error", now, error=error.error)
+
+    def apply_prompt_logprobs(self, message: PromptLogprobs) -> None:
+        """Log probabilities of a prompt come with its step, before the step's result; after a preemption they come again."""
+        if self._in_flight is None or message.incarnation != self.incarnation or message.step != self._in_flight_plan.step:
+            return
+        sequence = next((item for item, _ in self._in_flight if item.seat == message.seat), None)
+        if sequence is not None:
+            sequence.prompt_logprobs[message.start :] = message.logprobs
 
     def apply_result(self, result: Result, now: float) -> None:
         """Takes a step's tokens; a result of another incarnation or step is dropped."""
@@ -245,12 +283,14 @@ class Scheduler:
                     self._release(sequence)
                 continue
             sequence.num_computed_tokens += count
+            suspects.note_computed(sequence)
             sequence.sampled_last = False
             self.memory.register(sequence)
             if samples:
                 self._append(sequence, drawn.get(sequence.seat, -1), result, now)
         if result.last:
             self._in_flight = None
+            self.prices.learn(self._in_flight_shape, result.milliseconds)
 
     def _append(self, sequence: Sequence, token: int, result: Result, now: float) -> None:
         if not 0 <= token < self.limits.vocab:
@@ -267,11 +307,17 @@ class Scheduler:
         self.outbox.add(sequence)
         self._finish_if_ended(sequence, now)
 
-    def worker_lost(self, incarnation: int) -> None:
-        """The worker's memory is gone: what ran waits again, first in line, and is computed again from its ids."""
+    def worker_lost(self, incarnation: int, now: float) -> None:
+        """The worker's memory is gone: what ran waits again, first in line, and is computed again from its ids; all but a
+        sequence that workers die of."""
         self.counters.worker_losses += 1
         self.incarnation = incarnation
         parts, self._in_flight = self._in_flight or [], None
+        culprit = suspects.note_death(part for part in parts if part[0].state is not State.FINISHED)
+        if culprit is not None:
+            self.counters.poisonous += 1
+            error = f"{culprit.worker_deaths} device workers ended while they computed this request; it is not tried again"
+            self._finish(culprit, "error", now, error=error)
         for sequence, _ in parts:
             sequence.in_flight = False
             if sequence.state is State.FINISHED:
@@ -280,6 +326,11 @@ class Scheduler:
             self._unseat(sequence)
         self.memory.forget_contents()
         self._leaves = []
+
+    def fail(self, error: str, now: float) -> None:
+        """No worker will come: every sequence ends."""
+        for sequence in [*self.running, *self.waiting, *self._parked.values()]:
+            self._finish(sequence, "error", now, error=error)
 
     # time
 

@@ -75,8 +75,11 @@ class Sequence:
     finished_at: float = 0.0
     stalled_since: float | None = None  # out of credit
     aborted_at_step: int = -1
+    worker_deaths: int = 0  # workers that died in a step of this sequence, which has not been computed past it since
+    suspect_until: int = 0  # computed tokens that make the sequence innocent
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # one an output token, where asked for
     hashes: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each prompt token but the first, where asked for
 
     @property
     def key(self) -> SequenceKey:
@@ -98,6 +101,11 @@ class Sequence:
     def most_tokens(self) -> int:
         """Prompt + output at their longest."""
         return self.request.prompt_len + self.request.params.max_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """The next tokens are of a prompt whose log probabilities are asked for: each takes a row of logits."""
+        return self.request.params.prompt_logprobs >= 0 and self.num_computed_tokens < self.request.prompt_len - 1
 
     @property
     def out_of_credit(self) -> bool:

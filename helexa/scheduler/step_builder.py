@@ -1,58 +1,16 @@
-"""How much a step may hold, by predicted time, and its plan as columns."""
+"""A step's parts, and its plan as columns."""
 
 from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from helexa.scheduler.prices import Shape
 from helexa.scheduler.sequence import Sequence
 from ipc.messages import Plan, SeatJoin
 
-
-class PriceTable:
-    """Predicted milliseconds of a step by its rows: linear between the measured points, and beyond the last two."""
-
-    def __init__(self, prices: Seq[tuple[int, float]]) -> None:
-        points = sorted(prices)
-        if not points:
-            points = [(1, 0.0)]
-        self._rows = [rows for rows, _ in points]
-        self._ms: list[float] = []
-        for _, milliseconds in points:  # a measured table may dip; a prediction never falls with more rows
-            self._ms.append(max(milliseconds, self._ms[-1] if self._ms else 0.0))
-
-    def milliseconds(self, rows: int) -> float:
-        at = bisect_left(self._rows, rows)
-        if (at < len(self._rows) and self._rows[at] == rows) or at == 0:
-            return self._ms[min(at, len(self._ms) - 1)]
-        if len(self._rows) == 1:
-            return self._ms[0] * rows / self._rows[0]
-        low = min(at, len(self._rows) - 1) - 1
-        share = (rows - self._rows[low]) / (self._rows[low + 1] - self._rows[low])
-        return self._ms[low] + share * (self._ms[low + 1] - self._ms[low])
-
-    def most_rows(self, budget_ms: float, ceiling: int) -> int:
-        """The most rows, at most `ceiling`, whose predicted time is within the budget; 0 when not even one is."""
-        low, high = 0, ceiling
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.milliseconds(middle) <= budget_ms:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-
-def prefill_budget(decode_rows: int, prices: PriceTable, step_tokens: int, min_step_ms: float) -> int:
-    """Prompt tokens that may join `decode_rows` decoding rows: the step then lasts at most twice a decode-only one, or
-    `min_step_ms`. Alone they may fill `step_tokens`. At least one, so that a prompt always moves."""
-    if decode_rows == 0:
-        return step_tokens
-    bound = max(2.0 * prices.milliseconds(decode_rows), min_step_ms)
-    return max(1, min(prices.most_rows(bound, step_tokens) - decode_rows, step_tokens - decode_rows))
+MAX_JOIN_BYTES = 128 * 1024
 
 
 @dataclass
@@ -61,8 +19,24 @@ class StepBuilder:
 
     parts: list[tuple[Sequence, int]] = field(default_factory=list)  # (sequence, tokens of this step)
 
+    @property
+    def extra_rows(self) -> int:
+        """Rows of logits beyond one a sequence, at most."""
+        return sum(count - 1 for sequence, count in self.parts if sequence.scores_prompt)
+
+    def shape(self) -> Shape:
+        """What the step's time depends on."""
+        rows = sum(count for _, count in self.parts)
+        starts = [(sequence.num_computed_tokens, count) for sequence, count in self.parts]
+        return Shape(rows, len(self.parts) + self.extra_rows, sum(count * (start + count) for start, count in starts))
+
     def add(self, sequence: Sequence, count: int) -> None:
         self.parts.append((sequence, count))
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether a join fits beside those the step has: a plan is one datagram (ipc/codec.py)."""
+        joins = [item for item, _ in self.parts if not item.joined]
+        return not joins or sum(map(_join_bytes, [*joins, sequence])) <= MAX_JOIN_BYTES
 
     def drop(self, sequence: Sequence) -> None:
         """Takes back what was added for a sequence that lost its seat while the step was being built."""
@@ -91,6 +65,12 @@ class StepBuilder:
                 plan.ids.extend(sequence.tokens[start : start + count])
             plan.samples.append(start + count == len(sequence.tokens))
         return plan
+
+
+def _join_bytes(sequence: Sequence) -> int:
+    """At most so many bytes of a plan are a sequence's join: its history, its grammar, its biases."""
+    params = sequence.request.params
+    return 4 * len(sequence.tokens) + len(params.grammar.encode()) + 16 * len(params.logit_bias) + 1024
 
 
 def _join(sequence: Sequence) -> SeatJoin:

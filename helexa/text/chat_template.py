@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -40,8 +40,8 @@ _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 class ChatTemplate:
     """A compiled template; may be used from several threads.
 
-    `bos` and `eos` are the texts of those tokens. `now` answers a template's strftime_now. ModelFileError where `source` is not a
-    template; names `file`.
+    `bos` and `eos` are the texts of those tokens. `now` answers a template's strftime_now. `variables` are the names it reads.
+    ModelFileError where `source` is not a template; names `file`.
     """
 
     def __init__(
@@ -49,8 +49,10 @@ class ChatTemplate:
     ) -> None:
         if len(source) > MAX_SOURCE:
             raise ModelFileError(f"{file}: tokenizer.chat_template has {len(source)} characters, at most {MAX_SOURCE} are read")
+        self.source = source
         environment = _Environment(now)
         try:
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelFileError(f"{file}: tokenizer.chat_template, line {error.lineno}: {_line(error)}") from None

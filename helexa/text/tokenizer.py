@@ -14,8 +14,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from helexa.errors import ModelFileError, RequestError
 from helexa.formats.end_tokens import end_token_ids
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type; others are never text
+from helexa.formats.token_bytes import USER_DEFINED, control_ids, token_bytes, token_kinds
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA_3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,14 +64,15 @@ class Tokenizer:
         self, tokens: list[str], kinds: list[int], model: models.BPE, scheme: _Scheme, metadata: Mapping[str, Any]
     ) -> None:
         self.vocab = len(tokens)
-        self.control_ids = frozenset(id for id, kind in enumerate(kinds) if kind in (_UNKNOWN, _CONTROL))
+        self.control_ids = frozenset(control_ids(kinds))
         self.bos_id: int | None = metadata.get("tokenizer.ggml.bos_token_id")
         self.eos_id: int | None = metadata.get("tokenizer.ggml.eos_token_id")
         self.eos_ids = end_token_ids(metadata)
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", scheme.add_bos))
         self._tokens = tokens
-        self._bytes = _all_bytes(tokens, kinds)
-        defined = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _USER_DEFINED and token]
+        self._controls = {tokens[id]: id for id in self.control_ids}
+        self._bytes = token_bytes(tokens, kinds)
+        defined = [token for token, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED and token]
         control = [tokens[id] for id in sorted(self.control_ids) if tokens[id]]
         self._plain = _pipeline(model, scheme, defined)
         self._special = _pipeline(model, scheme, defined + control)
@@ -108,6 +108,10 @@ class Tokenizer:
     def token_bytes(self, id: int) -> bytes:
         """The token's bytes of text; b"" for a control token, and for an id past the vocabulary (padding of the logits)."""
         return self._bytes[id] if 0 <= id < self.vocab else b""
+
+    def control_id(self, text: str) -> int | None:
+        """The control token that is spelled so."""
+        return self._controls.get(text)
 
     def token_text(self, id: int) -> str:
         """The token for people: a control token by its name, else its bytes as text, U+FFFD for what is not a whole character."""
@@ -150,8 +154,7 @@ def _texts(metadata: Mapping[str, Any], key: str, file: str) -> list[str]:
 
 
 def _kinds(metadata: Mapping[str, Any], count: int, file: str) -> list[int]:
-    value = metadata.get("tokenizer.ggml.token_type")
-    kinds = [_NORMAL] * count if value is None else [int(kind) for kind in value]
+    kinds = token_kinds(metadata, count)
     if len(kinds) != count:
         raise ModelFileError(
             f"{file}: tokenizer.ggml.token_type has {len(kinds)} entries for {count} tokens; the file is damaged"
@@ -169,25 +172,3 @@ def _check_ids(metadata: Mapping[str, Any], count: int, scheme: _Scheme, file: s
         raise ModelFileError(
             f"{file}: prompts start with a bos token, but tokenizer.ggml.bos_token_id is missing; the file is damaged"
         )
-
-
-def _byte_of_letter() -> dict[str, int]:
-    """Byte-level BPE spells each byte as one printable letter: itself where it is one in Latin-1, else one from U+0100 on."""
-    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    shifted = [byte for byte in range(256) if byte not in set(itself)]
-    return {chr(byte): byte for byte in itself} | {chr(0x100 + place): byte for place, byte in enumerate(shifted)}
-
-
-def _all_bytes(tokens: list[str], kinds: list[int]) -> list[bytes]:
-    """Each token's bytes of text. A user-defined token is spelled as it is; so is one with a letter that stands for no byte."""
-    byte_of = _byte_of_letter()
-
-    def one(token: str, kind: int) -> bytes:
-        if kind == _NORMAL:
-            try:
-                return bytes([byte_of[letter] for letter in token])
-            except KeyError:
-                return token.encode()
-        return token.encode() if kind == _USER_DEFINED else b""
-
-    return [one(token, kind) for token, kind in zip(tokens, kinds, strict=True)]

@@ -16,23 +16,38 @@ from helexa.web.connection import SCOPE_KEY, Connection, ConnectionLimit
 from helexa.web.engine_client import EngineClient
 from helexa.web.middleware import ConnectionCap, RequestIds
 from helexa.web.model_text import Loader, ModelTexts, load_gguf
+from helexa.web.origins import Cors, HostCheck
 from helexa.web.resources.chat import ChatCompletions
 from helexa.web.resources.completions import Completions
+from helexa.web.resources.description import OpenApi
+from helexa.web.resources.embeddings import Embeddings
 from helexa.web.resources.health import Health, Ready
+from helexa.web.resources.messages import CountTokens, Messages
 from helexa.web.resources.metrics import Metrics
 from helexa.web.resources.models import ModelList, ModelOne
+from helexa.web.resources.responses import Responses
+from helexa.web.resources.tokens import Detokenize, Tokenize
 from helexa.web.services import Services
 
 
 def create_app(config: Config, run_dir: Path, load_text: Loader = load_gguf) -> WebApp:
     """The application of one web worker. Opens nothing: sockets are opened by its lifespan start-up."""
-    services = Services(config, run_dir, EngineClient(run_dir), ModelTexts(load_text))
-    app = WebApp(config.server.max_connections, middleware=[RequestIds(), ConnectionCap(), services])
+    services = Services(config, run_dir, EngineClient(run_dir, config.default_model == "only"), ModelTexts(load_text))
+    server = config.server
+    app = WebApp(server.max_connections, middleware=[RequestIds(), Cors(server), HostCheck(server), ConnectionCap(), services])
 
-    app.add_route("/v1/chat/completions", ChatCompletions(services))
-    app.add_route("/v1/completions", Completions(services))
-    app.add_route("/v1/models", ModelList(services))
-    app.add_route("/v1/models/{name:path}", ModelOne(services))
+    for prefix in ("/v1", ""):  # some clients leave the version out
+        app.add_route(f"{prefix}/chat/completions", ChatCompletions(services))
+        app.add_route(f"{prefix}/completions", Completions(services))
+        app.add_route(f"{prefix}/responses", Responses(services))
+        app.add_route(f"{prefix}/messages", Messages(services))
+        app.add_route(f"{prefix}/messages/count_tokens", CountTokens(services))
+        app.add_route(f"{prefix}/embeddings", Embeddings(services))
+        app.add_route(f"{prefix}/tokenize", Tokenize(services))
+        app.add_route(f"{prefix}/detokenize", Detokenize(services))
+        app.add_route(f"{prefix}/models", ModelList(services))
+        app.add_route(f"{prefix}/models/{{name:path}}", ModelOne(services))
+    app.add_route("/openapi.json", OpenApi())
     app.add_route("/health", Health())
     app.add_route("/ready", Ready(services))
     app.add_route("/metrics", Metrics(services))

@@ -40,10 +40,16 @@ class ChoiceText:
         self._out = 0  # of text given out
         self._shown = 0  # tokens given out
         self._keep: int | None = None
+        self._stopped: str | None = None
+        self._end_token: Token | None = None
+
+    def cut(self, keep: int) -> None:
+        """Ends the choice after output token number `keep`, whose text is out: nothing more comes but its Finished."""
+        self._keep, self._shown = keep, min(self._shown, keep)
 
     def advance(self, update: Update) -> Advance:
         """Takes what the engine sent, and returns what the consumer gets."""
-        events: list[Event] = [] if self._ids else [Started(self._choice)]
+        events: list[Event] = [] if self._ids else [Started(self._choice, update.prompt_logprobs)]
         stopped_before = self._keep is not None
         delta = None if stopped_before else self._release(self._take(update))
         if delta is not None:
@@ -61,6 +67,7 @@ class ChoiceText:
             self._ids.append(id)
             if id == ending and offset == len(update.ids) - 1:
                 self._ends.append(self._chars)
+                self._end_token = Token(id, update.logprobs.get(update.start + offset))
                 break
             piece = self._detokenizer.push(id)
             start, self._chars = self._chars, self._chars + len(piece)
@@ -78,6 +85,7 @@ class ChoiceText:
         if result.stopped is not None:
             end = self._out + before + len(result.text) + len(result.stopped)
             self._keep = min(bisect_left(self._ends, end) + 1, len(self._ids))
+            self._stopped = result.stopped
         return result.text
 
     def _flush(self, before: int) -> str:
@@ -106,4 +114,5 @@ class ChoiceText:
         stopped = self._keep is not None
         del self._ids[self._keep if stopped else finish.output_tokens :]
         reason: Literal["stop", "length"] = "stop" if stopped or finish.reason == "stop" else "length"
-        return Finished(self._choice, reason, self._ids[self._shown :], self._ids, finish.prompt_tokens, finish.cached_tokens)
+        tail, counts = self._ids[self._shown :], (finish.prompt_tokens, finish.cached_tokens)
+        return Finished(self._choice, reason, tail, self._ids, *counts, self._stopped, None if stopped else self._end_token)

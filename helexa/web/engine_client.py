@@ -65,8 +65,11 @@ class Stream:
 
 
 class EngineClient:
-    def __init__(self, run_dir: Path) -> None:
+    """`any_name`: where one model is served, every name is its own."""
+
+    def __init__(self, run_dir: Path, any_name: bool = False) -> None:
         self.streams = Streams()
+        self._any_name = any_name
         self._endpoint = endpoints.requests(run_dir)
         self._news: dict[str, asyncio.Event] = {}
         self._outbox: deque[bytes] = deque()
@@ -125,9 +128,9 @@ class EngineClient:
                 raise scheduler_down() from None
         return self.models
 
-    async def model(self, name: str) -> ModelInfo:
-        """The served model of that name, or the error that says why not."""
-        await self.registry()
+    async def model(self, given: str | None) -> ModelInfo:
+        """The served model of that name, or the error that says why not. None: the only one."""
+        name = self._served_name(given, await self.registry())
         if self.streams.draining:
             raise RequestError("shutting_down", "the server is shutting down; ask another instance, or again when it is back")
         info = await self._restarted(name)
@@ -142,6 +145,13 @@ class EngineClient:
         if info.state == "loading":
             raise RequestError("model_loading", f"model `{name}` is loading; ask again shortly", "model")
         return info
+
+    def _served_name(self, given: str | None, models: dict[str, ModelInfo]) -> str:
+        if len(models) == 1 and (given is None or self._any_name):
+            return next(iter(models))
+        if given is None:
+            raise RequestError("invalid_value", f"`model` is required: one of {', '.join(models) or 'none'}", "model")
+        return given
 
     async def _restarted(self, name: str) -> ModelInfo | None:
         """The model of that name, once a worker or scheduler that was lost is back."""

@@ -1,4 +1,4 @@
-"""Every error as OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with the headers that steer retries."""
+"""Every error in its route's envelope, OpenAI's or on its routes Anthropic's, with the headers that steer retries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import falcon
 from falcon.asgi import Request, Response
 
 from helexa.errors import RequestError
+from helexa.web.wire import anthropic_messages
+from helexa.web.wire.openai_common import error_document
 
 log = logging.getLogger("helexa.web")
 
@@ -24,8 +26,8 @@ RETRY = frozenset({"model_loading", "no_worker", "scheduler_down", "shutting_dow
 _OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 415: "unsupported_media_type"}
 
 
-def envelope(error: RequestError) -> dict[str, Any]:
-    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+def is_anthropic(path: str) -> bool:
+    return path.removeprefix("/v1").startswith("/messages")
 
 
 def retry_headers(error: RequestError) -> dict[str, str]:
@@ -38,15 +40,16 @@ def retry_headers(error: RequestError) -> dict[str, str]:
     return headers
 
 
-def write(resp: Response, error: RequestError) -> None:
+def write(req: Request, resp: Response, error: RequestError) -> None:
     """Makes the response this error's."""
     resp.status = error.status
+    envelope = anthropic_messages.error_envelope if is_anthropic(req.path) else error_document
     resp.media = envelope(error)
     resp.set_headers(retry_headers(error))
 
 
 async def on_request_error(req: Request, resp: Response, error: RequestError, params: dict[str, Any]) -> None:
-    write(resp, error)
+    write(req, resp, error)
 
 
 async def on_http_error(req: Request, resp: Response, error: falcon.HTTPError, params: dict[str, Any]) -> None:
@@ -58,11 +61,11 @@ async def on_http_error(req: Request, resp: Response, error: falcon.HTTPError, p
         message = f"{req.path[:128]} does not take {req.method}"
     else:
         message = error.description or error.title or str(error)
-    write(resp, RequestError(code, message))
+    write(req, resp, RequestError(code, message))
     resp.set_headers(error.headers or {})
 
 
 async def on_exception(req: Request, resp: Response, error: Exception, params: dict[str, Any]) -> None:
     req_id = getattr(req.context, "req_id", "-")
     log.error("req_id=%s: unexpected error", req_id, exc_info=error)
-    write(resp, RequestError("internal_error", f"unexpected error; the server's log has it under req_id {req_id}"))
+    write(req, resp, RequestError("internal_error", f"unexpected error; the server's log has it under req_id {req_id}"))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from helexa.errors import RequestError
-from helexa.web.choice_text import ChoiceText
+from helexa.web.choice_output import ChoiceOutput
 from helexa.web.engine_client import ADMISSION_WAIT_S, EngineClient, Stream, scheduler_down
 from helexa.web.events import Event, Finished, Usage
 from helexa.web.model_text import ModelText
@@ -26,7 +27,7 @@ class _Prompt:
 
     stream: Stream
     first_choice: int
-    texts: list[ChoiceText]
+    outputs: list[ChoiceOutput]
     consumed: list[int] = field(default_factory=list)
 
 
@@ -67,7 +68,7 @@ class Generation:
         Asking for the next batch says that the last one was delivered: only then may the engine run further ahead.
         Raises RequestError when a choice failed, ClientGone.
         """
-        expected = sum(len(prompt.texts) for prompt in self._prompts)
+        expected = sum(len(prompt.outputs) for prompt in self._prompts)
         while len(self._finished) < expected:
             try:
                 await asyncio.wait_for(self._news.wait(), silence_s)
@@ -90,6 +91,7 @@ class Generation:
             prompt_tokens=sum(first.prompt_tokens for first in firsts),
             cached_tokens=sum(first.cached_tokens for first in firsts),
             completion_tokens=sum(len(finished.ids) for finished in self._finished.values()),
+            completed_at=int(time.time()),
         )
 
     def client_gone(self) -> None:
@@ -112,10 +114,12 @@ class Generation:
             seeds=request.seeds,
             params=request.params,
             credit=self._credit,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         first = number * request.n
-        texts = [ChoiceText(first + i, self._text.tokenizer.token_bytes, request.stop) for i in range(request.n)]
-        return _Prompt(self._engine.submit(generate, self._news), first, texts, [0] * request.n)
+        outputs = [ChoiceOutput(first + i, request, self._text.tokenizer.token_bytes) for i in range(request.n)]
+        return _Prompt(self._engine.submit(generate, self._news), first, outputs, [0] * request.n)
 
     def _check(self) -> None:
         if self._gone:
@@ -129,7 +133,7 @@ class Generation:
         failure = update.finish and _failure(update.finish)
         if failure:
             raise failure
-        advance = prompt.texts[update.choice].advance(update)
+        advance = prompt.outputs[update.choice].advance(update)
         prompt.consumed[update.choice] = update.start + len(update.ids)
         if advance.keep is not None:
             prompt.stream.stop(update.choice, advance.keep)

@@ -24,7 +24,8 @@ class RequestIds:
         req.context.req_id = given if REQUEST_ID.fullmatch(given) else f"req-{req.context.hex}"
 
     async def process_response(self, req: Request, resp: Response, resource: object, req_succeeded: bool) -> None:
-        resp.set_header("x-request-id", getattr(req.context, "req_id", ""))
+        for name in ("x-request-id", "request-id"):  # OpenAI's name and Anthropic's
+            resp.set_header(name, getattr(req.context, "req_id", ""))
 
 
 class ConnectionCap:

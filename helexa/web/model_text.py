@@ -1,4 +1,4 @@
-"""What the web tier needs of a model: its tokenizer and chat template, read from the model file once, off the event loop."""
+"""What the web tier needs of a model: its tokenizer and chat format, read from the model file once, off the event loop."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from helexa.errors import HelexaError, ModelFileError, RequestError
 from helexa.formats.gguf import GGUFFile
+from helexa.text.chat_format import ChatFormat, Template
 from helexa.text.chat_template import ChatTemplate
 from helexa.text.tokenizer import Tokenizer
 from ipc.messages import ModelInfo
@@ -35,30 +36,26 @@ class TextCodec(Protocol):
 
     def token_text(self, id: int) -> str: ...
 
-
-class Template(Protocol):
-    """What is used of helexa.text.chat_template.ChatTemplate."""
-
-    def render(self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True) -> str: ...
+    def control_id(self, text: str) -> int | None: ...
 
 
 class ModelText:
-    """`template` is None where `no_template` says why. Used from several threads; nothing in it changes."""
+    """`chat` is None where `no_chat` says why. Used from several threads; nothing in it changes."""
 
-    def __init__(self, tokenizer: TextCodec, template: Template | None, no_template: str = "the model file has none") -> None:
+    def __init__(self, tokenizer: TextCodec, template: Template | None, no_chat: str = "the model file has none") -> None:
         self.tokenizer = tokenizer
-        self.template = template
-        self._no_template = no_template
+        self.chat = None if template is None else ChatFormat(template)
+        self._no_chat = no_chat
         self.longest_token = max(1, max(len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab)))
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        if self.template is None:
+    def chat_format(self) -> ChatFormat:
+        if self.chat is None:
             raise RequestError(
-                "template_error", f"there is no chat template to use: {self._no_template}; use /v1/completions", "messages"
+                "template_error", f"there is no chat template to use: {self._no_chat}; use /v1/completions", "messages"
             )
-        return self.template.render(messages, add_generation_prompt=True)
+        return self.chat
 
-    def encode(self, text: str, context: int, bos: bool) -> list[int]:
+    def encode(self, text: str, context: int, bos: bool, special: bool = True) -> list[int]:
         """Ids of `text`; `bos`: after the model's own, if it has one. What cannot fit, whatever its tokens, is refused unread."""
         size = len(text.encode())
         if size > context * self.longest_token:
@@ -66,7 +63,7 @@ class ModelText:
                 "context_length_exceeded",
                 f"the prompt has {size} bytes of text, more than the model's context of {context} tokens can hold; shorten it",
             )
-        ids = self.tokenizer.encode(text, special=True)
+        ids = self.tokenizer.encode(text, special)
         if bos and self.tokenizer.add_bos and self.tokenizer.bos_id is not None and ids[:1] != [self.tokenizer.bos_id]:
             return [self.tokenizer.bos_id, *ids]
         return ids
@@ -76,7 +73,7 @@ Loader = Callable[[Path], ModelText]
 
 
 def load_gguf(path: Path) -> ModelText:
-    """Raises ModelFileError. A template that cannot be compiled only costs the chat route."""
+    """Raises ModelFileError. A template that cannot be compiled only costs the chat routes."""
     with GGUFFile.open(path) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata, str(path))
         source = file.metadata.get("tokenizer.chat_template")

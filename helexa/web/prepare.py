@@ -10,6 +10,9 @@ from typing import Literal
 
 from helexa.config import Sampling
 from helexa.errors import RequestError
+from helexa.text.grammar import Context, compose
+from helexa.text.output_parser import ParseRules
+from helexa.web.chat_prompt import ChatStart, Thinking, start_chat
 from helexa.web.model_text import ModelText
 from helexa.web.request import ChatPrompt, GenerationRequest, Options, Prompt, TextPrompt, WireRequest
 from ipc.messages import ModelInfo, SamplingParams
@@ -20,8 +23,8 @@ SEED_MASK = 2**63 - 1
 
 def prepare(wire: WireRequest, info: ModelInfo, text: ModelText, sampling: Sampling) -> list[GenerationRequest]:
     """One request a prompt. Slow: renders and tokenises. Raises RequestError."""
-    _check_ids("stop_token_ids", wire.options.stop_token_ids, info.vocab)
-    _check_ids("logit_bias", list(wire.options.logit_bias), info.vocab)
+    check_ids("stop_token_ids", wire.options.stop_token_ids, info.vocab)
+    check_ids("logit_bias", list(wire.options.logit_bias), info.vocab)
     drawn = secrets.randbits(63)
     return [_one(prompt, wire, info, text, sampling, drawn) for prompt in wire.prompts]
 
@@ -29,30 +32,40 @@ def prepare(wire: WireRequest, info: ModelInfo, text: ModelText, sampling: Sampl
 def _one(
     prompt: Prompt, wire: WireRequest, info: ModelInfo, text: ModelText, sampling: Sampling, drawn: int
 ) -> GenerationRequest:
-    param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-    ids, prompt_text = _encode(prompt, info, text, wire.shape.echo)
-    seed = request_seed(wire.options.seed, ids, sampling.unseeded, drawn)
+    options, echo = wire.options, ""
+    if isinstance(prompt, ChatPrompt):
+        param, start = "messages", start_chat(prompt, options, wire.shape.include_thinking, text, info.context)
+    else:
+        param, (ids, echo) = "prompt", encode_prompt(prompt, info, text, wire.shape.echo)
+        start = ChatStart(ids, ParseRules(), compose(options.format, None, Context(None, "over", {})), Thinking(), "")
+    seed = request_seed(options.seed, start.ids, sampling.unseeded, drawn)
     return GenerationRequest(
         model=info.name,
-        prompt_ids=ids,
-        prompt_text=prompt_text,
-        params=_params(wire.options, sampling, _room(wire.options, len(ids), info.context, param)),
+        prompt_ids=start.ids,
+        prompt_text=echo,
+        params=_params(options, sampling, _room(options, len(start.ids), info.context, param), start),
         seed=seed,
-        seeds=[choice_seed(seed, choice) for choice in range(wire.options.n)],
-        stop=wire.options.stop,
+        seeds=[choice_seed(seed, choice) for choice in range(options.n)],
+        stop=options.stop,
+        priority=options.priority,
+        cache_salt=options.cache_salt,
+        rules=start.rules,
+        opening=start.opening,
     )
 
 
-def _encode(prompt: Prompt, info: ModelInfo, text: ModelText, echo: bool) -> tuple[list[int], str]:
-    """Ids, and the text to echo."""
+def encode_prompt(prompt: Prompt, info: ModelInfo, text: ModelText, echo: bool = False) -> tuple[list[int], str]:
+    """Ids, and the text to echo. Slow: renders and tokenises. Raises RequestError."""
     if isinstance(prompt, ChatPrompt):
-        return text.encode(text.render(prompt.messages), info.context, bos=False), ""
+        return start_chat(prompt, Options(), False, text, info.context).ids, ""
     if isinstance(prompt, TextPrompt):
-        return text.encode(prompt.text, info.context, bos=True), prompt.text
-    _check_ids("prompt", prompt.ids, info.vocab)
-    if not echo:
-        return prompt.ids, ""
-    return prompt.ids, b"".join(text.tokenizer.token_bytes(id) for id in prompt.ids).decode("utf-8", "replace")
+        return text.encode(prompt.text, info.context, prompt.bos, prompt.special), prompt.text
+    check_ids("prompt", prompt.ids, info.vocab)
+    return prompt.ids, decode(prompt.ids, text) if echo else ""
+
+
+def decode(ids: Sequence[int], text: ModelText) -> str:
+    return b"".join(text.tokenizer.token_bytes(id) for id in ids).decode("utf-8", "replace")
 
 
 def _room(options: Options, prompt: int, context: int, param: str) -> int:
@@ -77,7 +90,7 @@ def _room(options: Options, prompt: int, context: int, param: str) -> int:
     return wanted
 
 
-def _params(options: Options, sampling: Sampling, max_tokens: int) -> SamplingParams:
+def _params(options: Options, sampling: Sampling, max_tokens: int, start: ChatStart) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=options.min_tokens,
@@ -92,6 +105,12 @@ def _params(options: Options, sampling: Sampling, max_tokens: int) -> SamplingPa
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_logprobs,
+        grammar=start.grammar,
+        thinking_budget=start.thinking.budget,
+        thinking_open=list(start.thinking.open),
+        thinking_close=list(start.thinking.close),
+        thinking_inside=start.thinking.inside,
     )
 
 
@@ -117,7 +136,7 @@ def _hash63(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") & SEED_MASK
 
 
-def _check_ids(param: str, ids: Sequence[int], vocab: int) -> None:
+def check_ids(param: str, ids: Sequence[int], vocab: int) -> None:
     if ids and max(ids) >= vocab:
         raise RequestError(
             "invalid_value", f"`{param}` holds token id {max(ids)}; the model's vocabulary has {vocab} entries", param

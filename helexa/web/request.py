@@ -5,19 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipc.messages import SamplingParams
+from helexa.text.grammar import OutputFormat
+from helexa.text.output_parser import ParseRules
+from helexa.text.tool_formats import Tool
+from ipc.messages import Priority, SamplingParams
+
+# Tokens of reasoning for an effort, where a model's template has no word for efforts itself; other efforts have no bound.
+EFFORTS = {"minimal": 256, "low": 1024, "medium": 4096}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The functions a reply may call. `forced`: it must call one of these names; `parallel`: it may call several."""
+
+    tools: list[Tool]
+    forced: list[str] = field(default_factory=list)
+    parallel: bool = True
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Messages for the model's chat template: each has `role` and a string `content`."""
+    """Messages for the model's chat template, as helexa.text.chat_format takes them; `tools` None: none are offered.
+
+    `kwargs` are further variables of the template. `reasoning_effort` None: as the template has it.
+    """
 
     messages: list[dict[str, Any]]
+    tools: ToolUse | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True)
 class TextPrompt:
     text: str
+    special: bool = True  # control tokens spelled in the text are those tokens
+    bos: bool = True
 
 
 @dataclass(frozen=True)
@@ -30,7 +53,7 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True)
 class Options:
-    """What a request says about sampling and ending, as given; None is left to the server (generate.py)."""
+    """What a request says about sampling and ending, as given; None is left to the server (prepare.py)."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -46,8 +69,13 @@ class Options:
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     logprobs: int = -1  # -1: none; k: the sampled token's and the k best
+    prompt_logprobs: int = -1  # the same, of the prompt
     seed: int | None = None
     n: int = 1
+    priority: Priority = "interactive"
+    cache_salt: str = ""
+    format: OutputFormat | None = None
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +88,8 @@ class Shape:
     token_sha: bool = False
     echo: bool = False
     service_tier: bool = False  # the request named one, so the reply does
+    include_thinking: bool = False  # reasoning stays in the text, markers and all
+    echoed: dict[str, Any] = field(default_factory=dict)  # fields of the request that the reply repeats
 
 
 @dataclass(frozen=True)
@@ -83,6 +113,10 @@ class GenerationRequest:
     seed: int
     seeds: list[int]
     stop: list[str]
+    priority: Priority = "interactive"
+    cache_salt: str = ""
+    rules: ParseRules = field(default_factory=ParseRules)
+    opening: str = ""  # text that every choice starts with: the marker of reasoning that the prompt began
 
     @property
     def n(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from helexa.config import Config
 from helexa.web.engine_client import EngineClient
+from helexa.web.grammar_check import GrammarChecker
 from helexa.web.model_text import ModelTexts
 
 
@@ -17,6 +18,7 @@ class Services:
     run_dir: Path
     engine: EngineClient
     texts: ModelTexts = field(default_factory=ModelTexts)
+    grammars: GrammarChecker = field(default_factory=GrammarChecker)
 
     async def process_startup(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         """Falcon calls it as the worker starts, after the fork."""
@@ -24,3 +26,4 @@ class Services:
 
     async def process_shutdown(self, scope: dict[str, Any], event: dict[str, Any]) -> None:
         self.engine.close()
+        self.grammars.close()

@@ -35,19 +35,22 @@ log = logging.getLogger("helexa.web.streams")
 
 @dataclass(frozen=True)
 class Update:
-    """What a choice's consumer has not read yet: ids from index `start` of its output; `logprobs` is keyed by that index."""
+    """What a choice's consumer has not read yet: ids from index `start` of its output; `logprobs` is keyed by that index.
+    `prompt_logprobs` comes once, with the first output."""
 
     choice: int
     start: int
     ids: list[int]
     logprobs: dict[int, TokenLogprobs]
     finish: Finish | None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 @dataclass
 class Choice:
     held: HeldOutput
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     read: int = 0  # ids the consumer has
     finish_read: bool = False
@@ -78,7 +81,8 @@ class LiveRequest:
             if not ids and finish is None:
                 continue
             logprobs = {at: choice.logprobs.pop(at) for at in range(choice.read, len(choice.held.ids)) if at in choice.logprobs}
-            updates.append(Update(index, choice.read, ids, logprobs, finish))
+            scores, choice.prompt_logprobs = choice.prompt_logprobs, []
+            updates.append(Update(index, choice.read, ids, logprobs, finish, scores))
             choice.read, choice.finish_read = len(choice.held.ids), choice.finish is not None
         return updates
 
@@ -101,6 +105,9 @@ class LiveRequest:
                 params=first.params,
                 credit=credit,
                 resumed=started,
+                priority=first.priority,
+                key=first.key,
+                cache_salt=first.cache_salt,
             )
         ]
         for index, choice in enumerate(self.choices):
@@ -126,6 +133,8 @@ class LiveRequest:
         if logprobs is not None:
             first = message.starts[entry]
             choice.logprobs.update({first + i: logprobs[i] for i in range(dropped, min(len(ids), len(logprobs)))})
+        if dropped == 0 and message.starts[entry] == 0:
+            choice.prompt_logprobs = message.prompt_logprobs.get(entry, [])
         finish = message.finishes.get(entry)
         if finish is None:
             return []

@@ -39,7 +39,8 @@ def exact_attention(x: NDArray[np.float32], heads: int, kv_heads: int, head_dim:
     scores[:, np.triu(np.ones((len(x), len(x)), bool), 1)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hnm,mhd->nhd", weights, v).reshape(len(x), -1)
+    out: NDArray[np.float64] = np.einsum("hnm,mhd->nhd", weights, v)
+    return out.reshape(len(x), -1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from helexa.formats.ggml_types import dequantise
 from workers.ops.native import library
 
 KINDS = ["Q4_0", "Q4_1", "Q8_0", "F32", "F16", "BF16"]
@@ -19,40 +20,67 @@ def activations(rows: int, columns: int, seed: int = 1) -> NDArray[np.float32]:
     return (random.standard_normal((rows, columns)) * np.exp(random.standard_normal((rows, 1)))).astype(np.float32)
 
 
-def as_int8(x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """What the rows become once quantised: int8 with one scale per 16, in the library's float32 steps."""
-    blocks = x.reshape(len(x), -1, 16)
+def as_integers(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What the rows become once quantised: 16-bit integers with one scale per 32, in the library's float32 steps."""
+    blocks = x.reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    inverse = np.where(largest > 0, np.float32(127) / np.where(largest > 0, largest, np.float32(1)), np.float32(0))
-    scale = largest / np.float32(127)
-    return (np.rint(blocks * inverse).astype(np.float64) * scale.astype(np.float64)).reshape(x.shape)
+    inverse = np.where(largest > 0, np.float32(32767) / np.where(largest > 0, largest, np.float32(1)), np.float32(0))
+    scale = largest / np.float32(32767)
+    values: NDArray[np.float64] = np.rint(blocks * inverse).astype(np.float64) * scale.astype(np.float64)
+    return values.reshape(x.shape)
+
+
+def magnitudes(kind: str, raw: Any, dense: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The sum of the magnitudes a weight is made of: what roundings are relative to. Q4_1's minimum is multiplied apart."""
+    if kind != "Q4_1":
+        return np.abs(dense.astype(np.float64))
+    blocks = raw.data.reshape(-1, 20).copy()
+    blocks[:, 4:] = 0
+    minimum = dequantise(kind, blocks.reshape(-1), dense.shape[1]).astype(np.float64)
+    return np.abs(dense - minimum) + np.abs(minimum)
+
+
+def roundings(kind: str, columns: int) -> int:
+    """Float32 roundings on the way of a product to its output: two sums a block at most, its scales and the weight itself."""
+    return 2 * columns // 32 + 4 if kind in QUANTISED else columns + 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("outputs,columns", [(16, 32), (40, 96), (7, 64), (130, 288)])
 def test_close_to_float64(bench: Any, isa: str, kind: str, outputs: int, columns: int) -> None:
-    """Every format is within K float32 roundings of the exact product of its (quantised) activations and its weights."""
+    """Every format is within its float32 roundings of the exact product of its (quantised) activations and its weights."""
     raw, dense = bench.random_weights(kind, outputs, columns)
     x = activations(11, columns)
-    exact_x = as_int8(x) if kind in QUANTISED else x.astype(np.float64)
+    exact_x = as_integers(x) if kind in QUANTISED else x.astype(np.float64)
     exact = exact_x @ dense.astype(np.float64).T
-    bound = 2.0**-24 * (columns + 8) * (np.abs(exact_x) @ np.abs(dense.astype(np.float64)).T) + 1e-30
-    if kind == "Q4_1":  # its minimum is added apart, so the two may cancel
-        bound *= 8
+    bound = 2.0**-24 * roundings(kind, columns) * (np.abs(exact_x) @ magnitudes(kind, raw, dense).T) + 1e-30
     got = bench.linear(bench.ops(isa), x, [raw])
     assert np.all(np.abs(got - exact) <= bound)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_quantised_activations_are_close_to_float(bench: Any, isa: str, kind: str) -> None:
-    """The int8 step costs at most half a scale an activation."""
+    """The integers cost at most half a scale an activation: 1 / 65534 of the largest of its 32."""
     raw, dense = bench.random_weights(kind, 48, 192)
     x = activations(5, 192)
-    weights = np.abs(dense.astype(np.float64))
-    half_scale = np.abs(x).reshape(5, -1, 16).max(axis=-1).repeat(16, axis=-1).astype(np.float64) / 254
-    bound = half_scale @ weights.T * 1.01 + 1e-5 * (np.abs(x).astype(np.float64) @ weights.T)
+    half_scale = np.abs(x).reshape(5, -1, 32).max(axis=-1).repeat(32, axis=-1).astype(np.float64) / 65534
+    bound = 1.01 * half_scale @ np.abs(dense.astype(np.float64)).T
+    bound += 2.0**-24 * roundings(kind, 192) * (np.abs(x).astype(np.float64) @ magnitudes(kind, raw, dense).T)
     got = bench.linear(bench.ops(isa), x, [raw])
     assert np.all(np.abs(got - x.astype(np.float64) @ dense.astype(np.float64).T) <= bound)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_one_block_is_exact(bench: Any, isa: str, kind: str) -> None:
+    """Integer activations that reach 32767 times random weights of scale 1 give the exact integer, rounded once."""
+    raw, _ = bench.random_weights(kind, 48, 32)
+    blocks = raw.data.reshape(48, -1).copy()
+    blocks[:, : 4 if kind == "Q4_1" else 2] = np.array([1.0, 0.0][: 2 if kind == "Q4_1" else 1], np.float16).view(np.uint8)
+    raw = bench.raw("integers", kind, (48, 32), blocks)
+    dense = dequantise(kind, raw.data, 32).astype(np.int64)
+    x = np.random.default_rng(5).integers(-32767, 32768, (20, 32))
+    x[np.arange(20), np.arange(20)] = 32767
+    assert np.array_equal(bench.linear(bench.ops(isa), x.astype(np.float32), [raw]), (x @ dense.T).astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -64,11 +92,9 @@ def test_extreme_integers_do_not_saturate(bench: Any, isa: str, kind: str) -> No
         blocks = np.full((16 * columns // 32, block), fill, np.uint8)
         blocks[:, : 4 if kind == "Q4_1" else 2] = np.array([1.0, 0.0][: 2 if kind == "Q4_1" else 1], np.float16).view(np.uint8)
         raw = bench.raw("extreme", kind, (16, columns), blocks)
-        from helexa.formats.ggml_types import dequantise
-
         dense = dequantise(kind, raw.data, columns).astype(np.float64)
         for sign in (1, -1):
-            x = np.full((3, columns), 127 * sign, np.float32)
+            x = np.full((3, columns), 32767 * sign, np.float32)
             x[1, ::2] *= -1
             assert np.array_equal(bench.linear(bench.ops(isa), x, [raw]), (x.astype(np.float64) @ dense.T).astype(np.float32))
 
@@ -117,7 +143,7 @@ def test_tiny_and_zero_blocks(bench: Any, isa: str) -> None:
     x[3, 5] = 1e-25
     got = bench.linear(bench.ops(isa), x, [raw])
     assert np.isfinite(got).all() and not got[:2].any()
-    exact = as_int8(x[2:]) @ dense.astype(np.float64).T
+    exact = as_integers(x[2:]) @ dense.astype(np.float64).T
     assert np.allclose(got[2:], exact, rtol=1e-4, atol=1e-30)
 
 

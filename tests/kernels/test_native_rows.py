@@ -32,7 +32,8 @@ def test_rms_norm(bench: Any, isa: str, columns: int) -> None:
 
     def normed(ops: Any) -> NDArray[np.float32]:
         vector = ops.vector(bench.raw("w", "F32", (columns,), weight))
-        return bench.rows(ops, x, lambda step, rows: step.rms_norm(rows, vector, 1e-5))
+        got: NDArray[np.float32] = bench.rows(ops, x, lambda step, rows: step.rms_norm(rows, vector, 1e-5))
+        return got
 
     got, wide = normed(bench.ops(isa)), x.astype(np.float64)
     exact = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + 1e-5) * weight
@@ -51,7 +52,8 @@ def test_add_then_norm_is_the_fused_one(bench: Any, isa: str) -> None:
             total = step.add(rows, step.rms_norm(rows, vector, 1e-6))
             return step.add(total, step.rms_norm(total, vector, 1e-6))
 
-        return bench.rows(ops, x, body)
+        got: NDArray[np.float32] = bench.rows(ops, x, body)
+        return got
 
     assert forward_of(bench.ops(isa)).tobytes() == forward_of(bench.ops(isa, direct=True)).tobytes()
 

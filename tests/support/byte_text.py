@@ -26,11 +26,17 @@ class ByteTokenizer:
     def token_text(self, id: int) -> str:
         return CONTROL.get(id) or self.token_bytes(id).decode("utf-8", "replace")
 
+    def control_id(self, text: str) -> int | None:
+        return next((id for id, name in CONTROL.items() if name == text), None)
+
 
 class PlainTemplate:
-    def render(self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True) -> str:
-        if any(message["role"] == "tool" for message in messages):
-            raise RequestError("template_error", "the template has no role `tool`", "messages")
+    source = ""
+    variables = frozenset({"messages"})
+
+    def render(self, messages: list[dict[str, Any]], /, add_generation_prompt: bool = True, **extra: Any) -> str:
+        if messages[0]["role"] == "assistant":
+            raise RequestError("template_error", "the template wants a user to begin", "messages")
         return "".join(f"{message['content']}" for message in messages)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from helexa.scheduler.admission import Limits
 from helexa.scheduler.block_pool import BLOCK_SIZE
 from helexa.scheduler.scheduler import Scheduler
-from helexa.scheduler.step_builder import PriceTable
+from helexa.scheduler.prices import PriceTable, StepPrices
 from ipc.messages import Abort, Credit, Finish, FinishAck, Generate, Plan, Result, SamplingParams
 
 VOCAB = 50
@@ -51,7 +51,7 @@ def make_scheduler(**changes: object) -> Scheduler:
         **changes,
     }
     limits = Limits(**values)  # type: ignore[arg-type]
-    return Scheduler(limits, PriceTable([(1, 1.0), (128, 128.0)]), frozenset({END_ID}), incarnation=1)
+    return Scheduler(limits, StepPrices(PriceTable([(1, 1.0), (128, 128.0)])), frozenset({END_ID}), incarnation=1)
 
 
 def generate(req_id: str, prompt: list[int], credit: int = 10_000, seeds: list[int] | None = None, **params: object) -> Generate:

@@ -271,6 +271,8 @@ class FakeScheduler:
         message = Deltas(self.incarnation, [sequence.request.req_id], [sequence.choice], [start], [ids])
         if sequence.request.params.logprobs >= 0:
             message.logprobs[0] = [TokenLogprobs(-0.5, [id, 65], [-0.5, -1.5]) for id in ids]
+        if sequence.request.params.prompt_logprobs >= 0 and start == 0:
+            message.prompt_logprobs[0] = [TokenLogprobs(-0.25, [id], [-0.25]) for id in sequence.request.prompt_ids[1:]]
         if sequence.request.params.hash_logits:
             message.hashes[0] = [id * 7 for id in ids]
         if ends:

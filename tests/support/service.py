@@ -158,8 +158,8 @@ def launch(folder: Path, port: int, command: list[str], cwd: Path | None = None,
     return service
 
 
-def wait_until_gone(pids: list[int]) -> list[int]:
-    """Those of `pids` that still live after the deadline; waits for their pidfds, does not poll."""
+def wait_until_gone(pids: list[int], seconds: float = DEADLINE_S) -> list[int]:
+    """Those of `pids` that still live after so many seconds; waits for their pidfds, does not poll."""
     poller, fds = select.poll(), {}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -167,7 +167,7 @@ def wait_until_gone(pids: list[int]) -> list[int]:
             fds[fd] = pid
             poller.register(fd, select.POLLIN)
     while fds:
-        ready = poller.poll(DEADLINE_S * 1e3)
+        ready = poller.poll(seconds * 1e3)
         if not ready:
             break
         for fd, _ in ready:

@@ -7,10 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from helexa.web.events import Event, Finished, Started, TextDelta, Token, Usage
+from helexa.web.events import Event, Finished, ReasoningDelta, Started, TextDelta, Token, ToolCall, Usage
 from helexa.web.request import GenerationRequest, ReplyMeta, Shape
-from helexa.web.resources.streaming import DONE, frame
-from helexa.web.wire.openai_common import Reply
+from helexa.web.wire.reply import Reply, frame
 from ipc.messages import SamplingParams, TokenLogprobs
 
 USAGE = Usage(prompt_tokens=2, cached_tokens=1, completion_tokens=4)
@@ -39,10 +38,23 @@ def scripted(choices: int = 1, scored: bool = False) -> list[Event]:
     return events
 
 
+def thoughtful(calls: int = 1) -> list[Event]:
+    """One choice thinks, speaks, and calls functions."""
+    events: list[Event] = [
+        Started(0),
+        ReasoningDelta(0, "Let me ", [Token(1), Token(2)]),
+        ReasoningDelta(0, "see.", [Token(3)]),
+        TextDelta(0, "I", [Token(73, None, 1)]),
+        TextDelta(0, " ask", [Token(74, None, 4)]),
+    ]
+    events += [ToolCall(0, n, "weather", '{"city": "Paris"}', [Token(80 + n)]) for n in range(calls)]
+    return [*events, Finished(0, "tool_calls" if calls else "stop", [256], [1, 2, 3, 73, 74, *range(80, 80 + calls), 256], 2, 1)]
+
+
 def transcript(reply: Reply, events: list[Event], usage: Usage = USAGE) -> str:
     """The stream as it goes over the wire."""
-    data = b"".join(frame(chunk) for event in events for chunk in reply.chunks(event))
-    return (data + b"".join(frame(chunk) for chunk in reply.last_chunks(usage)) + DONE).decode()
+    documents = [*reply.opening(), *(chunk for event in events for chunk in reply.chunks(event)), *reply.last_chunks(usage)]
+    return (b"".join(frame(document, reply.named) for document in documents) + reply.end).decode()
 
 
 def whole(reply: Reply, events: list[Event], usage: Usage = USAGE) -> dict[str, Any]:

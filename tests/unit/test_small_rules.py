@@ -7,7 +7,7 @@ import pytest
 from helexa.catalogue.memory_plan import plan_memory
 from helexa.errors import StartError
 from helexa.restarts import DELAYS_S, WINDOW_S, Restarts
-from helexa.scheduler.step_builder import PriceTable, prefill_budget
+from helexa.scheduler.prices import PriceTable, Shape, StepPrices
 
 
 def test_restarts_back_off_then_give_up():
@@ -44,7 +44,6 @@ def test_prices_are_linear_between_points_and_never_fall():
     prices = PriceTable([(1, 4.0), (8, 14.0), (16, 12.0), (32, 46.0)])
     assert prices.milliseconds(1) == 4.0 and prices.milliseconds(8) == 14.0 and prices.milliseconds(16) == 14.0
     assert prices.milliseconds(24) == 30.0 and prices.milliseconds(64) == 110.0
-    assert prices.most_rows(30.0, 512) == 24 and prices.most_rows(1.0, 512) == 0
 
 
 @pytest.mark.parametrize(
@@ -53,4 +52,20 @@ def test_prices_are_linear_between_points_and_never_fall():
 )
 def test_prompt_tokens_that_may_join(decoding, min_step_ms, expected):
     """At 1 ms a row: twice the decode-only time, or min_step_ms; alone the whole step; never none."""
-    assert prefill_budget(decoding, PriceTable([(1, 1.0), (512, 512.0)]), 512, min_step_ms) == expected
+    prices = StepPrices(PriceTable([(1, 1.0), (512, 512.0)]))
+    assert prices.prompt_tokens_beside(Shape(decoding, decoding, 0), 0, 512, min_step_ms) == expected
+
+
+def test_attention_is_priced_from_the_steps_themselves():
+    """A prompt far into its context costs more a token than the table says: fewer may join, and short steps teach nothing."""
+    prices = StepPrices(PriceTable([(1, 1.0), (512, 512.0)]), logit_row_ms=0.5)
+    decoding = Shape(8, 8, 8 * 100)
+    near = prices.prompt_tokens_beside(decoding, 0, 512, 0.0)
+    prices.learn(Shape(8, 8, 100), 1e6)
+    assert prices.prompt_tokens_beside(decoding, 4000, 512, 0.0) == near
+    for _ in range(50):
+        prices.learn(Shape(16, 9, 8 * 100 + 8 * 4000), 16 + 4.5 + 0.001 * (8 * 100 + 8 * 4000))
+    assert prices.position_ms == pytest.approx(0.001)
+    far = prices.prompt_tokens_beside(decoding, 4000, 512, 0.0)
+    assert far < near / 2
+    assert prices.predict(decoding.plus(4000, far, True)) <= 2 * prices.predict(decoding)

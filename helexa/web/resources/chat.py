@@ -15,5 +15,11 @@ class ChatCompletions:
         self._services = services
 
     async def on_post(self, req: Request, resp: Response) -> None:
-        wire = openai_chat.parse(await read_object(req, self._services.config.server.max_body_bytes))
-        await answer(req, resp, self._services, wire, "chatcmpl", openai_chat.ChatReply)
+        body = await read_object(req, self._services.config.server.max_body_bytes)
+        wire = openai_chat.parse(body, include_thinking=_wants_thinking(req))
+        await answer(req, resp, self._services, wire, "chatcmpl-", openai_chat.ChatReply)
+
+
+def _wants_thinking(req: Request) -> bool:
+    """`x-include-thinking: true` leaves reasoning in the text, between the model's own markers."""
+    return (req.get_header("x-include-thinking") or "").strip().lower() == "true"

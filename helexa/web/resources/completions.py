@@ -16,4 +16,4 @@ class Completions:
 
     async def on_post(self, req: Request, resp: Response) -> None:
         wire = openai_completions.parse(await read_object(req, self._services.config.server.max_body_bytes))
-        await answer(req, resp, self._services, wire, "cmpl", openai_completions.CompletionsReply)
+        await answer(req, resp, self._services, wire, "cmpl-", openai_completions.CompletionsReply)

@@ -19,7 +19,7 @@ from helexa.web.prepare import prepare
 from helexa.web.request import ReplyMeta, WireRequest
 from helexa.web.resources import streaming
 from helexa.web.services import Services
-from helexa.web.wire.openai_common import Reply, Vocabulary
+from helexa.web.wire.reply import Reply, Vocabulary
 
 log = logging.getLogger("helexa.web.request")
 
@@ -33,7 +33,10 @@ async def answer(req: Request, resp: Response, services: Services, wire: WireReq
     info = await services.engine.model(wire.model)
     text = await services.texts.of(info)
     prompts = await asyncio.to_thread(prepare, wire, info, text, services.config.sampling)
-    meta = ReplyMeta(f"{prefix}-{hex}", info.name, int(time.time()), info.fingerprint, prompts, wire.shape, wire.options.logprobs)
+    param = wire.options.format.param if wire.options.format is not None else "tools"
+    for grammar in {request.params.grammar for request in prompts}:
+        await services.grammars.check(grammar, param)
+    meta = ReplyMeta(prefix + hex, info.name, int(time.time()), info.fingerprint, prompts, wire.shape, wire.options.logprobs)
     resp.set_header("x-helexa-seed", str(prompts[0].seed))
 
     generation = Generation(services.engine, meta.id, prompts, text, services.config.streaming.credit_tokens)

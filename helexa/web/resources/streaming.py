@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 
 from falcon.asgi import Response
 
 from helexa.errors import RequestError
-from helexa.web.error_envelope import envelope
 from helexa.web.generate import ClientGone, Generation
-from helexa.web.wire.openai_common import Reply
+from helexa.web.wire.reply import Document, Reply, frame
 
 OPENED = b": ok\n\n"  # the server holds the headers back until the body's first byte
 KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 
 # A stream is never compressed, kept, or gathered up on its way.
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
-def frame(document: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream:
@@ -62,20 +54,23 @@ class EventStream:
         self._ended(self._error)
 
     async def _make(self) -> AsyncGenerator[bytes, None]:
-        yield OPENED
+        yield OPENED + self._framed(self._reply.opening())
         try:
             async for batch in self._generation.events(self._keep_alive_s):
-                data = b"".join(frame(chunk) for event in batch for chunk in self._reply.chunks(event))
+                data = self._framed(chunk for event in batch for chunk in self._reply.chunks(event))
                 if data or not batch:
                     yield data or KEEP_ALIVE
-            last = b"".join(frame(chunk) for chunk in self._reply.last_chunks(self._generation.usage()))
+            last = self._framed(self._reply.last_chunks(self._generation.usage()))
             self._error = None
-            yield last + DONE
+            yield last + self._reply.end
         except ClientGone:
             return
         except RequestError as error:
             self._error = error
-            yield frame(envelope(error))
+            yield self._framed([self._reply.failure(error)])
+
+    def _framed(self, documents: Iterable[Document]) -> bytes:
+        return b"".join(frame(document, self._reply.named) for document in documents)
 
 
 def prepare(resp: Response, stream: EventStream) -> None:

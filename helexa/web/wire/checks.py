@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -191,3 +192,71 @@ class FlatObject:
     def __call__(self, value: Any) -> dict[str, Any]:
         _require(isinstance(value, dict) and len(value) <= 16 and all(isinstance(item, str) for item in value.values()))
         return dict(value)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array whose members the endpoint's own parser checks; it may be empty."""
+
+    most: int
+    of: str
+
+    @property
+    def says(self) -> str:
+        return f"an array of at most {self.most} {self.of}s"
+
+    def __call__(self, value: Any) -> list[Any]:
+        _require(isinstance(value, list) and len(value) <= self.most)
+        return list(value)
+
+
+@dataclass(frozen=True)
+class Strings:
+    most: int
+
+    @property
+    def says(self) -> str:
+        return f"an array of at most {self.most} strings"
+
+    def __call__(self, value: Any) -> list[str]:
+        _require(isinstance(value, list) and len(value) <= self.most and all(isinstance(item, str) for item in value))
+        return list(value)
+
+
+@dataclass(frozen=True)
+class Schema:
+    says: str = "a JSON Schema: an object, or a string that holds one"
+
+    def __call__(self, value: Any) -> dict[str, Any]:
+        schema = json.loads(value) if isinstance(value, str) else value
+        _require(isinstance(schema, dict))
+        return dict(schema)
+
+
+@dataclass(frozen=True)
+class StringOrObject:
+    says: str = "a string or an object"
+
+    def __call__(self, value: Any) -> Any:
+        _require(isinstance(value, (str, dict)))
+        return value
+
+
+@dataclass(frozen=True)
+class TextOrArray:
+    """The endpoint's own parser checks the members."""
+
+    says: str = "a string or an array"
+
+    def __call__(self, value: Any) -> Any:
+        _require(isinstance(value, (str, list)))
+        return value
+
+
+@dataclass(frozen=True)
+class OnlyFalse:
+    says: str = "false"
+
+    def __call__(self, value: Any) -> bool:
+        _require(value is False)
+        return False

@@ -7,29 +7,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helexa.errors import RequestError
-from helexa.web.events import Event, Finished, Started, TextDelta, Token, Usage
+from helexa.web.events import Event, Finished, ReasoningDelta, Started, TextDelta, Token, ToolCall, Usage
 from helexa.web.request import ChatPrompt, ReplyMeta, WireRequest
-from helexa.web.wire import fields
+from helexa.web.wire import fields, tables
 from helexa.web.wire.chat_messages import parse_messages
 from helexa.web.wire.openai_common import (
-    Vocabulary,
-    candidate_text,
+    error_document,
+    logprob_document,
     options,
-    sampled_text,
     shape,
     token_sha,
     tokens_with_logprobs,
     usage_document,
 )
+from helexa.web.wire.reply import DONE, Document, Vocabulary, made_id
+from helexa.web.wire.tools import chat_tools
 
 
-def parse(body: Mapping[str, Any]) -> WireRequest:
-    values = fields.parse(body, fields.CHAT)
+def parse(body: Mapping[str, Any], include_thinking: bool = False) -> WireRequest:
+    values = fields.parse(body, tables.CHAT)
+    prompt = ChatPrompt(
+        parse_messages(values["messages"]),
+        chat_tools(values),
+        values.get("chat_template_kwargs", {}),
+        values.get("reasoning_effort"),
+    )
     return WireRequest(
         model=values["model"],
-        prompts=[ChatPrompt(parse_messages(values["messages"]))],
+        prompts=[prompt],
         options=options(values, _max_tokens(values), _logprobs(values)),
-        shape=shape(values),
+        shape=shape(values, include_thinking),
     )
 
 
@@ -52,39 +59,57 @@ def _logprobs(values: Mapping[str, Any]) -> int:
 @dataclass
 class _Choice:
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Document] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     finished: Finished | None = None
 
 
 class ChatReply:
-    """A Reply (openai_common.py)."""
+    """A Reply (reply.py)."""
+
+    named = False
+    end = DONE
 
     def __init__(self, meta: ReplyMeta, vocabulary: Vocabulary) -> None:
         self._meta = meta
         self._vocabulary = vocabulary
         self._choices = [_Choice() for request in meta.prompts for _ in request.seeds]
         self._first = True
+        self._reasoning_tokens = 0
 
     # streamed
 
-    def chunks(self, event: Event) -> list[dict[str, Any]]:
+    def opening(self) -> list[Document]:
+        return []
+
+    def chunks(self, event: Event) -> list[Document]:
         if isinstance(event, Started):
             return [self._chunk(event.choice, {"role": "assistant", "content": ""}, [], None)]
-        if isinstance(event, TextDelta):
-            wants_tokens = self._meta.shape.token_ids or bool(tokens_with_logprobs(event.tokens))
-            if not event.text and not (event.tokens and wants_tokens):
-                return []
-            return [self._chunk(event.choice, {"content": event.text}, event.tokens, None)]
-        return [self._chunk(event.choice, {}, [Token(id) for id in event.tail], event)]
+        if isinstance(event, Finished):
+            return [self._chunk(event.choice, {}, [Token(id) for id in event.tail], event)]
+        if isinstance(event, ToolCall):
+            return [self._chunk(event.choice, {"tool_calls": [{"index": event.index, **self._call(event)}]}, event.tokens, None)]
+        wants_tokens = self._meta.shape.token_ids or bool(tokens_with_logprobs(event.tokens))
+        if not event.text and not (event.tokens and wants_tokens):
+            return []
+        if isinstance(event, ReasoningDelta):
+            self._reasoning_tokens += len(event.tokens)
+            return [self._chunk(event.choice, {"reasoning_content": event.text}, event.tokens, None)]
+        return [self._chunk(event.choice, {"content": event.text}, event.tokens, None)]
 
-    def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
+    def last_chunks(self, usage: Usage) -> list[Document]:
         if not self._meta.shape.include_usage:
             return []
-        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": usage_document(usage)}]
+        document = usage_document(usage, self._reasoning_tokens)
+        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": document}]
 
-    def _chunk(self, choice: int, delta: dict[str, Any], tokens: list[Token], finished: Finished | None) -> dict[str, Any]:
+    def failure(self, error: RequestError) -> Document:
+        return error_document(error)
+
+    def _chunk(self, choice: int, delta: Document, tokens: list[Token], finished: Finished | None) -> Document:
         shape = self._meta.shape
-        entry: dict[str, Any] = {
+        entry: Document = {
             "index": choice,
             "delta": delta,
             "logprobs": self._logprobs(tokens),
@@ -106,27 +131,33 @@ class ChatReply:
 
     def add(self, event: Event) -> None:
         choice = self._choices[event.choice]
-        if isinstance(event, TextDelta):
-            choice.text.append(event.text)
-            choice.tokens += event.tokens
-        elif isinstance(event, Finished):
+        if isinstance(event, Finished):
             choice.finished = event
+        elif not isinstance(event, Started):
+            choice.tokens += event.tokens
+            if isinstance(event, TextDelta):
+                choice.text.append(event.text)
+            elif isinstance(event, ReasoningDelta):
+                choice.reasoning.append(event.text)
+                self._reasoning_tokens += len(event.tokens)
+            else:
+                choice.calls.append(self._call(event))
 
-    def document(self, usage: Usage) -> dict[str, Any]:
+    def document(self, usage: Usage) -> Document:
         document = {
             **self._head("chat.completion"),
             "choices": [self._whole(index, choice) for index, choice in enumerate(self._choices)],
-            "usage": usage_document(usage),
+            "usage": usage_document(usage, self._reasoning_tokens),
         }
         if self._meta.shape.token_ids:
             document["prompt_token_ids"] = self._meta.prompts[0].prompt_ids
         return document
 
-    def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _whole(self, index: int, choice: _Choice) -> Document:
         assert choice.finished is not None
-        entry: dict[str, Any] = {
+        entry: Document = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "message": self._message(choice),
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": choice.finished.reason,
         }
@@ -136,7 +167,21 @@ class ChatReply:
             entry["token_sha"] = token_sha(choice.finished.ids)
         return entry
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _message(self, choice: _Choice) -> Document:
+        """Content is null beside calls where there is no text."""
+        text = "".join(choice.text)
+        message: Document = {"role": "assistant", "content": text if text or not choice.calls else None, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = "".join(choice.reasoning)
+        if choice.calls:
+            message["tool_calls"] = choice.calls
+        return message
+
+    def _call(self, event: ToolCall) -> Document:
+        id = made_id("call_", self._meta.id, event.choice, event.index)
+        return {"id": id, "type": "function", "function": {"name": event.name, "arguments": event.arguments}}
+
+    def _head(self, kind: str) -> Document:
         meta = self._meta
         head = {
             "id": meta.id,
@@ -147,20 +192,9 @@ class ChatReply:
         }
         return {**head, "service_tier": "default"} if meta.shape.service_tier else head
 
-    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: list[Token]) -> Document | None:
         scored = tokens_with_logprobs(tokens)
         if self._meta.logprobs < 0 or not scored:
             return None
-        return {"content": [self._logprob(token) for token in scored], "refusal": None}
-
-    def _logprob(self, token: Token) -> dict[str, Any]:
-        assert token.logprobs is not None
-        best = zip(token.logprobs.ids, token.logprobs.logprobs, strict=True)
-        top = [
-            self._entry(candidate_text(self._vocabulary, id), id, logprob) for id, logprob in list(best)[: self._meta.logprobs]
-        ]
-        own = self._entry(sampled_text(self._vocabulary, token.id), token.id, token.logprobs.logprob)
-        return {**own, "top_logprobs": top}
-
-    def _entry(self, text: str, id: int, logprob: float) -> dict[str, Any]:
-        return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(id))}
+        entries = [logprob_document(self._vocabulary, token, self._meta.logprobs) for token in scored]
+        return {"content": entries, "refusal": None}

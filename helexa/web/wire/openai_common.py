@@ -1,44 +1,26 @@
-"""What OpenAI's two text endpoints share: sampling options, the reply's shape, usage, and how tokens are written down. Pure."""
+"""What OpenAI's endpoints share: sampling options, the reply's shape, usage, and how tokens are written down. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from helexa.errors import RequestError
-from helexa.web.events import Event, Token, Usage
+from helexa.text.grammar import OutputFormat
+from helexa.web.events import Token, Usage
 from helexa.web.request import Options, Shape
 from helexa.web.wire import checks
 from helexa.web.wire.fields import checked, unknown
+from helexa.web.wire.output_format import output_format
+from helexa.web.wire.reply import Vocabulary
 
 LEAST_TOP_P = 1e-9  # for top_p 0, which like any value under 1 / vocabulary leaves the likeliest token alone
 
 
-class Vocabulary(Protocol):
-    def token_bytes(self, id: int) -> bytes: ...
-
-    def token_text(self, id: int) -> str: ...
-
-
-class Reply(Protocol):
-    """One reply in one wire format, made from the events of its choices."""
-
-    def chunks(self, event: Event) -> list[dict[str, Any]]:
-        """The streamed documents that this event makes; often none."""
-        ...
-
-    def last_chunks(self, usage: Usage) -> list[dict[str, Any]]: ...
-
-    def add(self, event: Event) -> None:
-        """Collects the event for `document`."""
-        ...
-
-    def document(self, usage: Usage) -> dict[str, Any]: ...
-
-
-def options(values: Mapping[str, Any], max_tokens: int | None, logprobs: int) -> Options:
+def options(values: Mapping[str, Any], max_tokens: int | None, logprobs: int = -1, format: OutputFormat | None = None) -> Options:
+    """Of checked fields; `format` where the endpoint has its own field for it."""
     top_p = values.get("top_p", 1.0)
     return Options(
         max_tokens=max_tokens,
@@ -57,10 +39,14 @@ def options(values: Mapping[str, Any], max_tokens: int | None, logprobs: int) ->
         logprobs=logprobs,
         seed=values.get("seed"),
         n=values.get("n", 1),
+        priority=values.get("priority", "interactive"),
+        cache_salt=values.get("cache_salt", ""),
+        format=format or output_format(values),
+        thinking_budget=values.get("thinking_budget"),
     )
 
 
-def shape(values: Mapping[str, Any]) -> Shape:
+def shape(values: Mapping[str, Any], include_thinking: bool = False) -> Shape:
     stream = values.get("stream", False)
     return Shape(
         stream=stream,
@@ -69,6 +55,7 @@ def shape(values: Mapping[str, Any]) -> Shape:
         token_sha=values.get("return_token_sha", False),
         echo=values.get("echo", False),
         service_tier="service_tier" in values,
+        include_thinking=include_thinking,
     )
 
 
@@ -91,13 +78,34 @@ def _include_usage(given: dict[str, Any] | None, stream: bool) -> bool:
     return given.get("include_usage") is True
 
 
-def usage_document(usage: Usage) -> dict[str, Any]:
-    return {
+def usage_document(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+    document = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if reasoning_tokens:
+        document["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return document
+
+
+def error_document(error: RequestError) -> dict[str, Any]:
+    """OpenAI's envelope."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def logprob_document(vocabulary: Vocabulary, token: Token, best: int, with_bytes: bool = True) -> dict[str, Any]:
+    """An output token's log probability and those of the `best` likeliest at its place. The token must have them."""
+    assert token.logprobs is not None
+
+    def entry(text: str, id: int, logprob: float) -> dict[str, Any]:
+        document: dict[str, Any] = {"token": text, "logprob": logprob}
+        return {**document, "bytes": list(vocabulary.token_bytes(id))} if with_bytes else document
+
+    pairs = list(zip(token.logprobs.ids, token.logprobs.logprobs, strict=True))[:best]
+    top = [entry(candidate_text(vocabulary, id), id, logprob) for id, logprob in pairs]
+    return {**entry(sampled_text(vocabulary, token.id), token.id, token.logprobs.logprob), "top_logprobs": top}
 
 
 def token_sha(ids: Sequence[int]) -> str:

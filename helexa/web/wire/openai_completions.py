@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from helexa.errors import RequestError
 from helexa.web.events import Event, Finished, Started, TextDelta, Token, Usage
-from helexa.web.request import GenerationRequest, Prompt, ReplyMeta, TextPrompt, TokenPrompt, WireRequest
-from helexa.web.wire import fields
+from helexa.web.request import GenerationRequest, Options, Prompt, ReplyMeta, TextPrompt, TokenPrompt, WireRequest
+from helexa.web.wire import fields, tables
 from helexa.web.wire.checks import is_token_id
 from helexa.web.wire.openai_common import (
-    Vocabulary,
     candidate_text,
+    error_document,
     options,
     sampled_text,
     shape,
@@ -21,27 +22,31 @@ from helexa.web.wire.openai_common import (
     tokens_with_logprobs,
     usage_document,
 )
+from helexa.web.wire.reply import DONE, Document, Vocabulary
+from ipc.messages import TokenLogprobs
 
 MAX_PROMPTS = 128
 
 
 def parse(body: Mapping[str, Any]) -> WireRequest:
-    values = fields.parse(body, fields.COMPLETIONS)
+    values = fields.parse(body, tables.COMPLETIONS)
     request = WireRequest(
         model=values["model"],
         prompts=_prompts(values["prompt"]),
-        options=options(values, values.get("max_tokens"), values.get("logprobs", -1)),
+        options=_options(values),
         shape=shape(values),
     )
-    if request.shape.echo and request.options.logprobs >= 0:
-        raise RequestError(
-            "unsupported_parameter", "`echo` with `logprobs` is not supported: logprobs of the prompt are not served", "echo"
-        )
     if len(request.prompts) * request.options.n > MAX_PROMPTS:
         raise RequestError(
             "invalid_value", f"{len(request.prompts)} prompts of {request.options.n} choices are over {MAX_PROMPTS} choices", "n"
         )
     return request
+
+
+def _options(values: Mapping[str, Any]) -> Options:
+    """With `echo` the log probabilities are of the prompt too."""
+    wanted = options(values, values.get("max_tokens"), values.get("logprobs", -1))
+    return dataclasses.replace(wanted, prompt_logprobs=wanted.logprobs) if values.get("echo") else wanted
 
 
 def _prompts(given: Any) -> list[Prompt]:
@@ -77,7 +82,10 @@ class _Choice:
 
 
 class CompletionsReply:
-    """A Reply (openai_common.py). Choice index = prompt index * n + choice."""
+    """A Reply (reply.py). Choice index = prompt index * n + choice."""
+
+    named = False
+    end = DONE
 
     def __init__(self, meta: ReplyMeta, vocabulary: Vocabulary) -> None:
         self._meta = meta
@@ -86,31 +94,58 @@ class CompletionsReply:
 
     # streamed
 
+    def opening(self) -> list[Document]:
+        return []
+
+    def failure(self, error: RequestError) -> Document:
+        return error_document(error)
+
     def chunks(self, event: Event) -> list[dict[str, Any]]:
         choice = self._choices[event.choice]
         if isinstance(event, Started):
-            return self._opening(event.choice, choice)
+            return self._opening(event, choice)
         if isinstance(event, TextDelta):
             tokens = self._placed(choice, event)
             wants_tokens = self._meta.shape.token_ids or self._meta.logprobs >= 0
             if not event.text and not (tokens and wants_tokens):
                 return []
             return [self._chunk(event.choice, event.text, tokens, None)]
-        return [self._chunk(event.choice, "", [(choice.offset, Token(id)) for id in event.tail], event)]
+        if not isinstance(event, Finished):
+            return []  # a completion has no reasoning and no calls
+        tail = [(choice.offset, Token(id)) for id in event.tail]
+        return [self._chunk(event.choice, "", self._with_end(choice, tail, event), event)]
 
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
         return [{**self._head(), "choices": [], "usage": usage_document(usage)}] if self._meta.shape.include_usage else []
 
-    def _opening(self, index: int, choice: _Choice) -> list[dict[str, Any]]:
+    def _opening(self, event: Started, choice: _Choice) -> list[dict[str, Any]]:
         """The echoed prompt and its ids, where asked for."""
         shape = self._meta.shape
         choice.offset = len(choice.request.prompt_text) if shape.echo else 0
         if not shape.echo and not shape.token_ids:
             return []
-        document = self._chunk(index, choice.request.prompt_text if shape.echo else "", [], None)
+        document = self._chunk(event.choice, choice.request.prompt_text if shape.echo else "", [], None)
+        entry = document["choices"][0]
+        entry["logprobs"] = self._logprobs(self._prompt_tokens(event, choice), first=shape.echo)
         if shape.token_ids:
-            document["choices"][0]["prompt_token_ids"] = choice.request.prompt_ids
+            entry["prompt_token_ids"] = choice.request.prompt_ids
         return [document]
+
+    def _prompt_tokens(self, event: Started, choice: _Choice) -> list[tuple[int, Token]]:
+        """The echoed prompt's tokens, each with the offset of its text; the first has no log probability."""
+        if self._meta.logprobs < 0 or not self._meta.shape.echo:
+            return []
+        placed, offset = [], 0
+        for id, logprobs in zip(choice.request.prompt_ids, [None, *event.prompt_logprobs], strict=True):
+            placed.append((offset, Token(id, logprobs)))
+            offset += len(sampled_text(self._vocabulary, id))
+        return placed
+
+    def _with_end(self, choice: _Choice, tokens: list[tuple[int, Token]], event: Finished) -> list[tuple[int, Token]]:
+        """Where a prompt is scored every token counts, also one that ended the output and has no text."""
+        if event.end_token is None or not self._meta.shape.echo or self._meta.logprobs < 0:
+            return tokens
+        return [*tokens[:-1], (choice.offset, event.end_token)] if tokens else [(choice.offset, event.end_token)]
 
     def _chunk(self, index: int, text: str, tokens: list[tuple[int, Token]], finished: Finished | None) -> dict[str, Any]:
         shape = self._meta.shape
@@ -134,11 +169,13 @@ class CompletionsReply:
         if isinstance(event, Started) and self._meta.shape.echo:
             choice.text.append(choice.request.prompt_text)
             choice.offset = len(choice.request.prompt_text)
+            choice.tokens += self._prompt_tokens(event, choice)
         elif isinstance(event, TextDelta):
             choice.tokens += self._placed(choice, event)
             choice.text.append(event.text)
         elif isinstance(event, Finished):
             choice.finished = event
+            choice.tokens += self._with_end(choice, [], event)
 
     def document(self, usage: Usage) -> dict[str, Any]:
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
@@ -149,7 +186,7 @@ class CompletionsReply:
         entry: dict[str, Any] = {
             "index": index,
             "text": "".join(choice.text),
-            "logprobs": self._logprobs(choice.tokens),
+            "logprobs": self._logprobs(choice.tokens, first=self._meta.shape.echo),
             "finish_reason": choice.finished.reason,
         }
         if self._meta.shape.token_ids:
@@ -178,19 +215,27 @@ class CompletionsReply:
         choice.offset += len(event.text)
         return placed
 
-    def _logprobs(self, tokens: list[tuple[int, Token]]) -> dict[str, Any] | None:
-        if self._meta.logprobs < 0 or not tokens_with_logprobs([token for _, token in tokens]):
+    def _logprobs(self, tokens: list[tuple[int, Token]], first: bool = False) -> dict[str, Any] | None:
+        """`first`: the tokens start with an echoed prompt's first, which has no log probability, and is told by nulls."""
+        if self._meta.logprobs < 0 or (not (first and tokens) and not tokens_with_logprobs([token for _, token in tokens])):
             return None
-        names, own, top, offsets = [], [], [], []
-        for offset, token in tokens:
-            if token.logprobs is None:
+        names: list[str] = []
+        own: list[float | None] = []
+        top: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for place, (offset, token) in enumerate(tokens):
+            if token.logprobs is None and not (first and place == 0):
                 continue
-            best = zip(token.logprobs.ids, token.logprobs.logprobs, strict=True)
-            ranked = {candidate_text(self._vocabulary, token.id): token.logprobs.logprob}
-            for id, logprob in list(best)[: self._meta.logprobs]:
-                ranked.setdefault(candidate_text(self._vocabulary, id), logprob)
             names.append(sampled_text(self._vocabulary, token.id))
-            own.append(token.logprobs.logprob)
-            top.append(dict(sorted(ranked.items(), key=lambda item: -item[1])))
+            own.append(None if token.logprobs is None else token.logprobs.logprob)
+            top.append(None if token.logprobs is None else self._ranked(token.id, token.logprobs))
             offsets.append(offset)
         return {"tokens": names, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
+
+    def _ranked(self, id: int, logprobs: TokenLogprobs) -> dict[str, float]:
+        """The token's own and the likeliest, by their texts; of two with one text the likelier counts."""
+        best = list(zip(logprobs.ids, logprobs.logprobs, strict=True))[: self._meta.logprobs]
+        ranked = {candidate_text(self._vocabulary, id): logprobs.logprob}
+        for other, logprob in best:
+            ranked.setdefault(candidate_text(self._vocabulary, other), logprob)
+        return dict(sorted(ranked.items(), key=lambda item: -item[1]))

@@ -85,7 +85,7 @@ def test_a_lost_worker_takes_the_cache_along():
     peer = Peer(scheduler)
     scheduler.add(CLIENT, generate("first", [5] * 40), 0.0)
     run_until_idle(scheduler, worker, peer)
-    scheduler.worker_lost(2)
+    scheduler.worker_lost(2, 0.0)
     scheduler.check()
     assert scheduler.memory.pool.num_cached == 0
     scheduler.add(CLIENT, generate("second", [5] * 40), 0.0)

@@ -270,7 +270,7 @@ def test_a_lost_worker_changes_no_reply():
         for _ in range(lost_at):
             step(scheduler, worker, peer)
         stale = scheduler.plan_step(0.0) if lost_at % 2 else None
-        scheduler.worker_lost(incarnation=2)
+        scheduler.worker_lost(2, 0.0)
         scheduler.check()
         if stale is not None:
             scheduler.apply_result(worker.run(stale), 0.0)  # late, from the dead one: dropped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from byte_text import EOS, ByteTokenizer
 
 from helexa.web.choice_text import ChoiceText
-from helexa.web.events import Event, Finished, Started, TextDelta
+from helexa.web.events import Event, Finished, Started, TextDelta, Token
 from helexa.web.streams import Update
 from ipc.messages import Finish, TokenLogprobs
 
@@ -38,7 +38,9 @@ def test_plain_reply() -> None:
     last = text.advance(update(3, [*b"lo", EOS], finish("stop", 6, EOS)))
     assert first.events[0] == Started(0) and not any(isinstance(event, Started) for event in last.events)
     assert text_of(first.events + last.events) == "hello" and shown(first.events + last.events) == list(b"hello")
-    assert last.events[-1] == Finished(0, "stop", [EOS], [*b"hello", EOS], 5, 2)
+    assert last.events[-1] == Finished(
+        0, "stop", [EOS], [*b"hello", EOS], 5, 2, end_token=Token(EOS, TokenLogprobs(-1.0, [], []))
+    )
 
 
 def test_a_stop_string_over_several_tokens_never_leaks() -> None:
@@ -49,7 +51,7 @@ def test_a_stop_string_over_several_tokens_never_leaks() -> None:
     second = text.advance(update(4, b"OPxyz"))
     assert text_of(second.events) == "" and second.keep == 6
     last = text.advance(update(6, [], finish("stop", 6)))
-    assert last.events == [Finished(0, "stop", list(b"STOP"), list(b"abSTOP"), 5, 2)] and last.keep is None
+    assert last.events == [Finished(0, "stop", list(b"STOP"), list(b"abSTOP"), 5, 2, "STOP")] and last.keep is None
 
 
 def test_a_false_start_comes_out() -> None:
@@ -66,7 +68,7 @@ def test_a_stop_string_wins_over_the_engines_own_end() -> None:
     """The engine ran on to its end before it heard of the stop: reason and count are the stop's, and no abort is needed."""
     advance = choice(["b"]).advance(update(0, [*b"abc", EOS], finish("length", 4)))
     assert advance.keep is None
-    assert advance.events == [Started(0), *advance.events[1:2], Finished(0, "stop", [98], [97, 98], 5, 2)]
+    assert advance.events == [Started(0), *advance.events[1:2], Finished(0, "stop", [98], [97, 98], 5, 2, "b")]
     assert text_of(advance.events) == "a"
 
 

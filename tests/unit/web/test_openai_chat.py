@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from byte_text import ByteTokenizer
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from wire_replies import meta, scripted, strict, transcript, whole
+from wire_replies import meta, scripted, strict, thoughtful, transcript, whole
 
 from helexa.errors import RequestError
 from helexa.web.request import ChatPrompt, Shape
@@ -55,6 +55,38 @@ def test_whole_document(golden: Callable[[str, str], None], name: str, shape: Sh
     golden(name, json.dumps(document, indent=1) + "\n")
     unknown = strict(ChatCompletion, json.dumps(document))
     assert all("token" in path for path in unknown) and (not unknown or shape.token_ids)
+
+
+def test_reasoning_and_calls(golden: Callable[[str, str], None]) -> None:
+    """Beside the text: a field of its own, and calls whose id, type and name come once; the types know all but the reasoning."""
+    text = transcript(ChatReply(meta(Shape(stream=True, include_usage=True)), ByteTokenizer()), thoughtful(2))
+    golden("chat_thoughtful_stream.sse", text)
+    frames = [line.removeprefix("data: ") for line in text.split("\n\n") if line and "[DONE]" not in line]
+    assert {path for frame in frames for path in strict(ChatCompletionChunk, frame)} == {".choices[0].delta.reasoning_content"}
+    document = whole(ChatReply(meta(Shape()), ByteTokenizer()), thoughtful(2))
+    golden("chat_thoughtful.json", json.dumps(document, indent=1) + "\n")
+    assert strict(ChatCompletion, json.dumps(document)) == [".choices[0].message.reasoning_content"]
+    message = document["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Let me see.", "I ask")
+    assert document["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    streamed = [
+        call for frame in frames for choice in json.loads(frame)["choices"] for call in choice["delta"].get("tool_calls", [])
+    ]
+    assert [{key: value for key, value in call.items() if key != "index"} for call in streamed] == message["tool_calls"]
+    assert [call["index"] for call in streamed] == [0, 1] and len({call["id"] for call in streamed}) == 2
+
+
+def test_a_conversation_with_tools() -> None:
+    """Calls come back with their arguments as objects, results with their ids; text that is no object is kept."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    odd = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "none"}}
+    assistant = {"role": "assistant", "content": None, "tool_calls": [call, odd], "reasoning_content": "hm"}
+    request = parse(body(messages=[*MESSAGES, assistant, {"role": "tool", "tool_call_id": "c1", "content": "sun"}]))
+    assert isinstance(request.prompts[0], ChatPrompt)
+    first, second = request.prompts[0].messages[1]["tool_calls"]
+    assert first["function"]["arguments"] == {"a": 1} and second["function"]["arguments"] == {"input": "none"}
+    assert request.prompts[0].messages[1]["reasoning_content"] == "hm"
+    assert request.prompts[0].messages[2] == {"role": "tool", "content": "sun", "tool_call_id": "c1"}
 
 
 def test_role_comes_once_and_the_last_chunk_has_no_content() -> None:
@@ -111,7 +143,9 @@ def test_a_reply_can_be_sent_back() -> None:
         ({"role": "user"}, "invalid_value", "messages[0].content"),
         ({"role": "user", "content": 3}, "invalid_value", "messages[0].content"),
         ({"role": "user", "content": "hi", "colour": "red"}, "unknown_parameter", "messages[0].colour"),
-        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "unsupported_parameter", "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "", "tool_calls": [{}]}, "invalid_value", "messages[0].tool_calls[0].function"),
+        ({"role": "user", "content": "", "tool_calls": [{}]}, "unsupported_parameter", "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "", "audio": {"id": "x"}}, "unsupported_parameter", "messages[0].audio"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "vision_unsupported", "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "unsupported_parameter", "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "invalid_value", "messages[0].content[0].text"),

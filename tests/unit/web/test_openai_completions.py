@@ -60,6 +60,15 @@ def test_whole_document(golden: Callable[[str, str], None], name: str, shape: Sh
     assert all("token_" in path for path in strict(Completion, json.dumps(document)))
 
 
+def test_a_prompt_is_scored_with_echo() -> None:
+    """The engine is asked for the prompt's log probabilities exactly when both fields say so."""
+    wanted = [
+        parse({"model": "m", "prompt": "a", **fields}).options.prompt_logprobs
+        for fields in ({}, {"echo": True}, {"logprobs": 3}, {"echo": True, "logprobs": 3}, {"echo": True, "logprobs": 0})
+    ]
+    assert wanted == [-1, -1, -1, 3, 0]
+
+
 def test_choices_come_in_order_of_prompt_and_choice() -> None:
     """Two prompts of two choices: indices 0 to 3, each with its own prompt echoed, whatever order they ended in."""
     reply = CompletionsReply(meta(Shape(echo=True), n=2, prompts=["Hi", "Ho"]), ByteTokenizer())
@@ -100,11 +109,10 @@ def test_mixtures_are_refused(given: Any) -> None:
 
 
 def test_bounds() -> None:
-    """Prompts times choices are bounded; an empty array is an empty prompt; echo with logprobs says that it is not served."""
+    """Prompts times choices are bounded; an empty array is an empty prompt."""
     assert refusal(prompt=["a"] * 129).code == "invalid_value"
     assert refusal(prompt=["a"] * 65, n=2).code == "invalid_value"
     assert refusal(prompt=[]).code == "empty_prompt"
-    assert refusal(prompt="a", echo=True, logprobs=1).code == "unsupported_parameter"
     assert refusal(prompt="a", suffix="b").param == "suffix"
     assert refusal(prompt="a", best_of=2).param == "best_of"
     assert refusal(prompt="a", logprobs=True).param == "logprobs"

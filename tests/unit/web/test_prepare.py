@@ -89,7 +89,7 @@ def test_bos_is_put_before_text_only() -> None:
 
 def test_a_model_without_a_template_serves_no_chat() -> None:
     with pytest.raises(RequestError) as caught:
-        ModelText(ByteTokenizer(), None).render([])
+        ModelText(ByteTokenizer(), None).chat_format()
     assert caught.value.code == "template_error"
 
 

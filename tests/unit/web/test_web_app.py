@@ -271,10 +271,10 @@ def test_every_error_has_the_envelope(tmp_path: Path) -> None:
         check_error(await client.start("POST", CHAT, b"{", json_type).whole(), 400, "invalid_json")
         check_error(await client.start("POST", CHAT, b"{}", json_type).whole(), 400, "invalid_value", "model")
         check_error(await client.post(CHAT, {**HELLO, "colour": 1}), 400, "unknown_parameter", "colour")
-        check_error(await client.post(CHAT, {**HELLO, "tools": [{}]}), 400, "unsupported_parameter", "tools")
+        check_error(await client.post(CHAT, {**HELLO, "tools": [{}]}), 400, "unsupported_parameter", "tools[0].type")
         check_error(await client.post(CHAT, {**HELLO, "model": "nope"}), 404, "model_not_found", "model")
         check_error(
-            await client.post(CHAT, {"model": "m", "messages": [{"role": "tool", "content": "x"}]}),
+            await client.post(CHAT, {"model": "m", "messages": [{"role": "assistant", "content": "x"}]}),
             422,
             "template_error",
             "messages",
@@ -359,7 +359,13 @@ def test_models_and_readiness(tmp_path: Path) -> None:
     async def scene(client: Client, peer: FakeScheduler) -> None:
         listed = (await client.get("/v1/models")).json()
         assert listed["object"] == "list" and [entry["id"] for entry in listed["data"]] == ["m", "a/b"]
-        assert {path for entry in listed["data"] for path in strict(Model, json.dumps(entry))} == {".context_length", ".status"}
+        assert {path for entry in listed["data"] for path in strict(Model, json.dumps(entry))} == {
+            ".context_length",
+            ".max_output_tokens",
+            ".status",
+            ".capabilities",
+        }
+        assert listed["data"][0]["capabilities"]["chat"] is True and listed["data"][1]["capabilities"] is None
         assert (await client.get("/v1/models/a/b")).json()["status"] == "loading"
         ready = await client.get("/ready")
         assert ready.status == 200 and ready.json()["state"] == "ready" and ready.json()["incarnation"] == 1

@@ -84,7 +84,8 @@ def test_through_the_server(server: tuple[str, FakeScheduler]) -> None:
     body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"leave"}]}'
     host, port = base.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         connection.sendall(head % len(body) + body)
         assert b"text/event-stream" in read_until(connection, b": ok\n\n")
         waiting = peer.wait_for(Generate, where=lambda request: bytes(request.prompt_ids) == b"leave")[0]

@@ -9,7 +9,8 @@ namespace helexa {
 
 struct Avx2 {
     static constexpr const char* kName = "avx2";
-    static constexpr int kTileRows = 2;
+    static constexpr int kTileRows = 4;
+    static constexpr int kChains = 1;
     static constexpr int kFloatTileRows = 4;
     static constexpr int kScoreBlocks = 6;  // score vectors that are summed at once
 
@@ -70,6 +71,7 @@ struct Avx2 {
     static I both(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
     template <int Bits> static I shift_left(I x) { return {_mm256_slli_epi32(x.a, Bits), _mm256_slli_epi32(x.b, Bits)}; }
     template <int Bits> static I shift_right(I x) { return {_mm256_srli_epi32(x.a, Bits), _mm256_srli_epi32(x.b, Bits)}; }
+    template <int Bits> static I shift_right_signed(I x) { return {_mm256_srai_epi32(x.a, Bits), _mm256_srai_epi32(x.b, Bits)}; }
     static I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
     static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
     static I as_int(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
@@ -92,13 +94,14 @@ struct Avx2 {
         return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
     }
     static float reduce_add(F x) { return reduce_add8(_mm256_add_ps(x.a, x.b)); }
-    static uint32_t max_magnitude_bits(F x) {
+    static uint32_t max_magnitude_bits(F x, F y) {
         const __m256i mask = _mm256_set1_epi32(0x7fffffff);
-        const __m256i m =
-            _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(x.a), mask), _mm256_and_si256(_mm256_castps_si256(x.b), mask));
-        __m128i y = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-        y = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
-        return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1))));
+        const I p = as_int(x), q = as_int(y);
+        const __m256i m = _mm256_max_epi32(_mm256_max_epi32(_mm256_and_si256(p.a, mask), _mm256_and_si256(p.b, mask)),
+                                           _mm256_max_epi32(_mm256_and_si256(q.a, mask), _mm256_and_si256(q.b, mask)));
+        __m128i z = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+        z = _mm_max_epi32(z, _mm_shuffle_epi32(z, 0x4e));
+        return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epi32(z, _mm_shuffle_epi32(z, 0xb1))));
     }
     static int32_t sum_int(I x) {
         const __m256i s = _mm256_add_epi32(x.a, x.b);
@@ -106,10 +109,8 @@ struct Avx2 {
         y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
         return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
     }
-    static void store_int8(int8_t* p, I x) {
-        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
-        const __m128i packed = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+    static void store_int16(int16_t* p, I x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8));
     }
 
     static F8 zero8() { return _mm256_setzero_ps(); }
@@ -123,42 +124,24 @@ struct Avx2 {
         return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
     }
 
-    struct Nibbles {
-        I low, high;
-    };
-    static Nibbles split(const uint8_t (*q)[4]) {
-        const I packed = load_bytes(q);
-        const __m256i mask = _mm256_set1_epi8(15);
-        return {{_mm256_and_si256(packed.a, mask), _mm256_and_si256(packed.b, mask)},
-                {_mm256_and_si256(_mm256_srli_epi16(packed.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(packed.b, 4), mask)}};
+    using Pairs = I;
+    template <int Part> static Pairs nibble_pairs(const uint16_t (*q)[2]) {
+        const I words = load_bytes(q);
+        if constexpr (Part == 3)
+            return {_mm256_srli_epi16(words.a, 12), _mm256_srli_epi16(words.b, 12)};
+        else
+            return both(words, {_mm256_set1_epi16(15 << 4 * Part), _mm256_set1_epi16(15 << 4 * Part)});
     }
-    // 16-bit partial sums: a pair is at most 2 * 15 * 127, four of them fit.
-    using NibbleSum = I;
-    static NibbleSum nibble_start() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-    static NibbleSum nibble_add(NibbleSum sum, I nibbles, const int8_t* x) {
-        const __m256i row = four(x);
-        return {_mm256_add_epi16(sum.a, _mm256_maddubs_epi16(nibbles.a, row)),
-                _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(nibbles.b, row))};
+    static Pairs byte_pairs(const int8_t (*q)[2]) {
+        return {_mm256_cvtepi8_epi16(load128(q)), _mm256_cvtepi8_epi16(load128(q + 8))};
     }
-    static I nibble_end(NibbleSum sum) {
-        const __m256i ones = _mm256_set1_epi16(1);
-        return {_mm256_madd_epi16(sum.a, ones), _mm256_madd_epi16(sum.b, ones)};
-    }
-
-    // |w| times (x with w's sign): a pair is at most 2 * 128 * 127, which fits in 16 bits.
-    struct Bytes {
-        I signs, magnitudes;
-    };
-    static Bytes bytes(const int8_t (*q)[4]) {
-        const I w = load_bytes(q);
-        return {w, {_mm256_abs_epi8(w.a), _mm256_abs_epi8(w.b)}};
-    }
-    static I byte_start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-    static I byte_add(I sum, const Bytes& w, const int8_t* x) {
-        const __m256i row = four(x), ones = _mm256_set1_epi16(1);
-        const __m256i a = _mm256_maddubs_epi16(w.magnitudes.a, _mm256_sign_epi8(row, w.signs.a));
-        const __m256i b = _mm256_maddubs_epi16(w.magnitudes.b, _mm256_sign_epi8(row, w.signs.b));
-        return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(b, ones))};
+    static I dot_add(I sum, Pairs w, const int16_t* x) {
+        int32_t pair;
+        std::memcpy(&pair, x, sizeof pair);
+        const __m256i row = _mm256_set1_epi32(pair);
+        sum = {_mm256_add_epi32(sum.a, _mm256_madd_epi16(w.a, row)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(w.b, row))};
+        __asm__("" : "+x"(sum.a), "+x"(sum.b));  // one sum at a time: as a tree they would not fit in 16 registers
+        return sum;
     }
 
 private:
@@ -167,11 +150,6 @@ private:
     static I load_bytes(const void* p) {
         const __m256i* q = static_cast<const __m256i*>(p);
         return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
-    }
-    static __m256i four(const int8_t* x) {
-        int32_t word;
-        std::memcpy(&word, x, sizeof word);
-        return _mm256_set1_epi32(word);
     }
 };
 

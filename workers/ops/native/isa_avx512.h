@@ -10,6 +10,7 @@ namespace helexa {
 struct Avx512 {
     static constexpr const char* kName = "avx512-vnni";
     static constexpr int kTileRows = 8;       // rows of a quantised tile
+    static constexpr int kChains = 2;         // sums of products that a block has under way
     static constexpr int kFloatTileRows = 8;  // rows of a float tile
     static constexpr int kScoreBlocks = 12;   // score vectors that are summed at once
 
@@ -52,6 +53,7 @@ struct Avx512 {
     static I both(I a, I b) { return _mm512_and_si512(a, b); }
     template <int Bits> static I shift_left(I x) { return _mm512_slli_epi32(x, Bits); }
     template <int Bits> static I shift_right(I x) { return _mm512_srli_epi32(x, Bits); }
+    template <int Bits> static I shift_right_signed(I x) { return _mm512_srai_epi32(x, Bits); }
     static I to_int(F x) { return _mm512_cvtps_epi32(x); }  // to nearest even; NaN gives INT32_MIN
     static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
     static I as_int(F x) { return _mm512_castps_si512(x); }
@@ -68,9 +70,13 @@ struct Avx512 {
 
     static float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
     static float reduce_add(F x) { return reduce_add8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
-    static uint32_t max_magnitude_bits(F x) { return _mm512_reduce_max_epu32(_mm512_and_si512(as_int(x), set_int(0x7fffffff))); }
+    // The bits of the largest magnitude of 32 floats.
+    static uint32_t max_magnitude_bits(F x, F y) {
+        const I mask = set_int(0x7fffffff);
+        return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(as_int(x), mask), _mm512_and_si512(as_int(y), mask)));
+    }
     static int32_t sum_int(I x) { return _mm512_reduce_add_epi32(x); }
-    static void store_int8(int8_t* p, I x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x)); }
+    static void store_int16(int16_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x)); }
 
     static F8 zero8() { return _mm256_setzero_ps(); }
     static F8 square_add8(const float* p, F8 sum) {
@@ -83,29 +89,23 @@ struct Avx512 {
         return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
     }
 
-    // Dot products of 4 neighbours in K: unsigned nibbles or signed bytes of 16 columns, times 4 int8 of one row.
-    struct Nibbles {
-        I low, high;
-    };
-    static Nibbles split(const uint8_t (*q)[4]) {
-        const I packed = _mm512_loadu_si512(q), mask = _mm512_set1_epi8(15);
-        return {_mm512_and_si512(packed, mask), _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask)};
+    // Pairs of 16-bit weights of 16 columns: the nibbles `Part` of both words, those of part 1 times 16, of part 2 times 256.
+    using Pairs = I;
+    template <int Part> static Pairs nibble_pairs(const uint16_t (*q)[2]) {
+        const I words = _mm512_loadu_si512(q);
+        if constexpr (Part == 3)
+            return _mm512_srli_epi16(words, 12);
+        else
+            return _mm512_and_si512(words, _mm512_set1_epi16(15 << 4 * Part));
     }
-    using NibbleSum = I;
-    static NibbleSum nibble_start() { return _mm512_setzero_si512(); }
-    static NibbleSum nibble_add(NibbleSum sum, I nibbles, const int8_t* x) { return _mm512_dpbusd_epi32(sum, nibbles, four(x)); }
-    static I nibble_end(NibbleSum sum) { return sum; }
-
-    using Bytes = I;
-    static Bytes bytes(const int8_t (*q)[4]) { return _mm512_xor_si512(_mm512_loadu_si512(q), _mm512_set1_epi8(-128)); }
-    static I byte_start(int32_t offset) { return _mm512_slli_epi32(_mm512_set1_epi32(offset), 4); }  // undoes the 128 of `bytes`
-    static I byte_add(I sum, Bytes w, const int8_t* x) { return _mm512_dpbusd_epi32(sum, w, four(x)); }
-
-private:
-    static I four(const int8_t* x) {
-        int32_t word;
-        std::memcpy(&word, x, sizeof word);
-        return _mm512_set1_epi32(word);
+    static Pairs byte_pairs(const int8_t (*q)[2]) {
+        return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)));
+    }
+    // sum + w0 * x0 + w1 * x1
+    static I dot_add(I sum, Pairs w, const int16_t* x) {
+        int32_t pair;
+        std::memcpy(&pair, x, sizeof pair);
+        return _mm512_dpwssd_epi32(sum, w, _mm512_set1_epi32(pair));
     }
 };
 

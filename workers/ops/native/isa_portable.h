@@ -11,6 +11,7 @@ namespace helexa {
 struct Portable {
     static constexpr const char* kName = "portable";
     static constexpr int kTileRows = 1;
+    static constexpr int kChains = 1;
     static constexpr int kFloatTileRows = 1;
     static constexpr int kScoreBlocks = 1;
     static constexpr int kN = 16;
@@ -126,6 +127,9 @@ struct Portable {
     template <int Bits> static I shift_right(const I& x) {
         return each<I>([&](int i) { return wrap(word(x.v[i]) >> Bits); });
     }
+    template <int Bits> static I shift_right_signed(const I& x) {
+        return each<I>([&](int i) { return x.v[i] >> Bits; });
+    }
     static I to_int(const F& x) {
         return each<I>([&](int i) {
             const bool fits = x.v[i] >= -2147483648.0f && x.v[i] < 2147483648.0f;
@@ -162,10 +166,10 @@ struct Portable {
         for (int i = 0; i < 8; i++) y.v[i] = x.v[i] + x.v[i + 8];
         return reduce_add8(y);
     }
-    static uint32_t max_magnitude_bits(const F& x) {
+    static uint32_t max_magnitude_bits(const F& x, const F& y) {
         uint32_t most = 0;
-        for (float lane : x.v) {
-            const uint32_t magnitude = bits_of(lane) & 0x7fffffffu;
+        for (int i = 0; i < 2 * kN; i++) {
+            const uint32_t magnitude = bits_of(i < kN ? x.v[i] : y.v[i - kN]) & 0x7fffffffu;
             most = magnitude > most ? magnitude : most;
         }
         return most;
@@ -175,8 +179,8 @@ struct Portable {
         for (int32_t lane : x.v) sum += lane;
         return sum;
     }
-    static void store_int8(int8_t* p, const I& x) {
-        for (int i = 0; i < kN; i++) p[i] = static_cast<int8_t>(x.v[i]);
+    static void store_int16(int16_t* p, const I& x) {
+        for (int i = 0; i < kN; i++) p[i] = static_cast<int16_t>(x.v[i]);
     }
 
     static F8 zero8() { return F8{}; }
@@ -189,33 +193,22 @@ struct Portable {
         return (a + c) + (b + d);
     }
 
-    struct Quad {
-        uint8_t v[kN][4];
+    struct Pairs {
+        int16_t v[kN][2];
     };
-    struct Nibbles {
-        Quad low, high;
-    };
-    static Nibbles split(const uint8_t (*q)[4]) {
-        Nibbles n;
+    template <int Part> static Pairs nibble_pairs(const uint16_t (*q)[2]) {
+        Pairs w;
         for (int i = 0; i < kN; i++)
-            for (int k = 0; k < 4; k++) n.low.v[i][k] = q[i][k] & 15, n.high.v[i][k] = q[i][k] >> 4;
-        return n;
+            for (int k = 0; k < 2; k++) w.v[i][k] = static_cast<int16_t>(Part == 3 ? q[i][k] >> 12 : q[i][k] & (15 << 4 * Part));
+        return w;
     }
-    using NibbleSum = I;
-    static NibbleSum nibble_start() { return set_int(0); }
-    static NibbleSum nibble_add(NibbleSum sum, const Quad& w, const int8_t* x) {
-        for (int i = 0; i < kN; i++)
-            for (int k = 0; k < 4; k++) sum.v[i] += w.v[i][k] * x[k];
-        return sum;
+    static Pairs byte_pairs(const int8_t (*q)[2]) {
+        Pairs w;
+        for (int i = 0; i < kN; i++) w.v[i][0] = q[i][0], w.v[i][1] = q[i][1];
+        return w;
     }
-    static I nibble_end(const NibbleSum& sum) { return sum; }
-
-    using Bytes = const int8_t (*)[4];
-    static Bytes bytes(const int8_t (*q)[4]) { return q; }
-    static I byte_start(int32_t) { return set_int(0); }
-    static I byte_add(I sum, Bytes w, const int8_t* x) {
-        for (int i = 0; i < kN; i++)
-            for (int k = 0; k < 4; k++) sum.v[i] += w[i][k] * x[k];
+    static I dot_add(I sum, const Pairs& w, const int16_t* x) {
+        for (int i = 0; i < kN; i++) sum.v[i] += w.v[i][0] * x[0] + w.v[i][1] * x[1];
         return sum;
     }
 

@@ -12,39 +12,33 @@
 #define HELEXA_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+#define HELEXA_INLINE static inline __attribute__((always_inline))
+
 namespace helexa {
 
-// int8 activations with a scale per 16 (half the error of a scale per 32 at the same speed). A NaN or an infinity makes
-// the scale NaN, so every output of the row is NaN and the row is reported, never answered.
-template <class Isa> void quantise_row(const float* x, int columns, ActivationBlock* panel, int place) {
-    for (int block = 0; block < columns / kQuantBlock; block++) {
-        ActivationBlock& out = panel[block];
-        int32_t sums[2];
-        for (int half = 0; half < 2; half++) {
-            const auto values = Isa::load(x + block * kQuantBlock + half * kScaleBlock);
-            const uint32_t bits = Isa::max_magnitude_bits(values);
-            const float largest = from_bits(bits);
-            const bool finite = bits < 0x7f800000u, tiny = bits < 0x0d800000u;  // 2^-100: its inverse could overflow
-            const float inverse = finite && !tiny ? 127.0f / largest : 0.0f;
-            const float scale = tiny ? 0.0f : largest / 127.0f;
-            const auto scaled = Isa::mul(values, Isa::set(inverse));
-            const auto rounded = finite ? Isa::to_int(scaled) : Isa::set_int(0);
-            Isa::store_int8(out.q[place] + half * kScaleBlock, rounded);
-            sums[half] = Isa::sum_int(rounded);
-            out.scale[place][half] = finite ? scale : __builtin_nanf("");
-            out.offset[place][half] = -8 * sums[half];
-        }
-        const float* scales = out.scale[place];
-        out.total[place] = __builtin_fmaf(scales[1], static_cast<float>(sums[1]), scales[0] * static_cast<float>(sums[0]));
-    }
-}
+constexpr float kLargest = 32767.0f;  // the integer that a block's largest activation becomes
 
-// acc += scale_w * (dot0 * scale_x0 + dot1 * scale_x1), the float steps of every quantised format.
-template <class Isa> static inline typename Isa::F add_block(typename Isa::F acc, typename Isa::I dot0, typename Isa::I dot1,
-                                                             typename Isa::F weight_scale, const float* scales) {
-    const auto first = Isa::mul(Isa::to_float(dot0), Isa::set(scales[0]));
-    const auto both = Isa::fma(Isa::to_float(dot1), Isa::set(scales[1]), first);
-    return Isa::fma(both, weight_scale, acc);
+// q = nearest(x * (32767 / largest)), scale = largest / 32767, for each 32 activations. A NaN or an infinity makes the scale NaN,
+// so every output of the row is NaN and the row is reported, never answered.
+template <class Isa> void quantise_row(const float* x, int columns, ActivationBlock* panel, int place) {
+    for (int block = 0; block < columns / kQuantBlock; block++, x += kQuantBlock) {
+        ActivationBlock& out = panel[block];
+        const auto first = Isa::load(x), second = Isa::load(x + kLanes);
+        const uint32_t bits = Isa::max_magnitude_bits(first, second);
+        const float largest = from_bits(bits);
+        const bool finite = bits < 0x7f800000u, tiny = bits < 0x0d800000u;  // 2^-100: its inverse could overflow
+        const auto inverse = Isa::set(finite && !tiny ? kLargest / largest : 0.0f);
+        const auto zero = Isa::set_int(0);
+        const auto low = finite ? Isa::to_int(Isa::mul(first, inverse)) : zero;
+        const auto high = finite ? Isa::to_int(Isa::mul(second, inverse)) : zero;
+        Isa::store_int16(out.q[place], low);
+        Isa::store_int16(out.q[place] + kLanes, high);
+        const int32_t sum = Isa::sum_int(Isa::add_int(low, high));
+        const float scale = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest / kLargest;
+        out.scale[place] = scale;
+        out.total[place] = scale * static_cast<float>(sum);
+        out.offset[place] = -8 * sum;
+    }
 }
 
 template <class Isa, int Rows> struct TileOut {
@@ -65,84 +59,82 @@ template <class Isa, int Rows> struct TileOut {
 
 // Asks for the weights that come `kAhead` bytes later, also across the end of a group: the next one lies behind it. Reading
 // ahead pays because a tile of one row is done with a block long before memory has answered.
-template <class Group> static inline void prefetch(const Group* w) {
+template <class Group> HELEXA_INLINE void prefetch(const Group* w) {
     constexpr size_t kAhead = 4096;
     const char* ahead = reinterpret_cast<const char*>(w) + kAhead;
     HELEXA_UNROLL
     for (size_t line = 0; line < sizeof(Group); line += 64) __builtin_prefetch(ahead + line, 0, 3);
 }
 
+// sums[t] += weights times activations k and k + 1 of row t.
+template <class Isa, int Rows>
+HELEXA_INLINE void add_pairs(typename Isa::I (&sums)[Rows], typename Isa::Pairs weights, const int16_t (*x)[kQuantBlock], int k) {
+    HELEXA_UNROLL
+    for (int t = 0; t < Rows; t++) sums[t] = Isa::dot_add(sums[t], weights, x[t] + k);
+}
+
+template <class Isa, int Rows> HELEXA_INLINE void divide_by_16(typename Isa::I (&sums)[Rows]) {
+    HELEXA_UNROLL
+    for (int t = 0; t < Rows; t++) sums[t] = Isa::template shift_right_signed<4>(sums[t]);
+}
+
+// The integers of one block. Nibbles are taken out of their words with a mask alone, which leaves some times 256 or 16: these are
+// summed first and divided while the sum is a multiple of 16, so exactly, and 256 * 15 * 8 * 32767 fits in 32 bits. Where products
+// take long (kChains is 2), the others go to a second sum, so that neither waits for the other.
 template <class Isa, int Rows, class Group>
-void nibble_tile(const Group* w, int blocks, const ActivationBlock* x, int place, const TileOut<Isa, Rows>& out) {
-    constexpr bool has_minimum = std::is_same_v<Group, Q4_1Group>;
+HELEXA_INLINE void dot_block(const Group& w, const int16_t (*x)[kQuantBlock], typename Isa::I (&sums)[Rows]) {
+    typename Isa::I second[Rows];
+    auto& more = Isa::kChains == 2 ? second : sums;
+    HELEXA_UNROLL
+    for (int t = 0; t < Rows; t++) sums[t] = second[t] = Isa::set_int(0);
+    if constexpr (std::is_same_v<Group, Q8_0Group>) {
+        HELEXA_UNROLL
+        for (int j = 0; j < 16; j += 2) {
+            add_pairs<Isa, Rows>(sums, Isa::byte_pairs(w.q[j]), x, 2 * j);
+            add_pairs<Isa, Rows>(more, Isa::byte_pairs(w.q[j + 1]), x, 2 * j + 2);
+        }
+    } else {
+        HELEXA_UNROLL
+        for (int j = 0; j < 4; j++) add_pairs<Isa, Rows>(sums, Isa::template nibble_pairs<2>(w.q[j]), x, 8 * j + 4);
+        divide_by_16<Isa, Rows>(sums);
+        HELEXA_UNROLL
+        for (int j = 0; j < 4; j++) add_pairs<Isa, Rows>(sums, Isa::template nibble_pairs<1>(w.q[j]), x, 8 * j + 2);
+        divide_by_16<Isa, Rows>(sums);
+        HELEXA_UNROLL
+        for (int j = 0; j < 4; j++) {
+            add_pairs<Isa, Rows>(more, Isa::template nibble_pairs<0>(w.q[j]), x, 8 * j);
+            add_pairs<Isa, Rows>(more, Isa::template nibble_pairs<3>(w.q[j]), x, 8 * j + 6);
+        }
+    }
+    if constexpr (Isa::kChains == 2) {
+        HELEXA_UNROLL
+        for (int t = 0; t < Rows; t++) sums[t] = Isa::add_int(sums[t], second[t]);
+    }
+}
+
+template <class Isa, int Rows, class Group>
+void quantised_tile(const Group* w, int blocks, const ActivationBlock* x, int place, const TileOut<Isa, Rows>& out) {
     typename Isa::F acc[Rows];
     HELEXA_UNROLL
     for (int t = 0; t < Rows; t++) acc[t] = Isa::zero();
     for (int block = 0; block < blocks; block++) {
         const Group& group = w[block];
         prefetch(&group);
-        const auto* q = x[block].q + place;
-        const auto* scales = x[block].scale + place;
-        typename Isa::NibbleSum low[Rows], high[Rows];
-        HELEXA_UNROLL
-        for (int t = 0; t < Rows; t++) low[t] = Isa::nibble_start(), high[t] = Isa::nibble_start();
-        HELEXA_UNROLL
-        for (int j = 0; j < 4; j++) {
-            const auto nibbles = Isa::split(group.q[j]);
+        typename Isa::I sums[Rows];
+        dot_block<Isa, Rows>(group, x[block].q + place, sums);
+        if constexpr (std::is_same_v<Group, Q4_0Group>) {
             HELEXA_UNROLL
-            for (int t = 0; t < Rows; t++) {
-                low[t] = Isa::nibble_add(low[t], nibbles.low, q[t] + 4 * j);
-                high[t] = Isa::nibble_add(high[t], nibbles.high, q[t] + 16 + 4 * j);
-            }
+            for (int t = 0; t < Rows; t++) sums[t] = Isa::add_int(sums[t], Isa::set_int(x[block].offset[place + t]));
         }
-        const auto scale = Isa::from_half(group.scale);
-        if constexpr (has_minimum) {
+        if constexpr (std::is_same_v<Group, Q4_1Group>) {
             const auto minimum = Isa::from_half(group.minimum);
-            const float* totals = x[block].total + place;
             HELEXA_UNROLL
-            for (int t = 0; t < Rows; t++) {
-                acc[t] = Isa::fma(minimum, Isa::set(totals[t]), acc[t]);
-                acc[t] = add_block<Isa>(acc[t], Isa::nibble_end(low[t]), Isa::nibble_end(high[t]), scale, scales[t]);
-            }
-        } else {
-            const auto* offsets = x[block].offset + place;
-            HELEXA_UNROLL
-            for (int t = 0; t < Rows; t++) {
-                const auto first = Isa::add_int(Isa::nibble_end(low[t]), Isa::set_int(offsets[t][0]));
-                const auto second = Isa::add_int(Isa::nibble_end(high[t]), Isa::set_int(offsets[t][1]));
-                acc[t] = add_block<Isa>(acc[t], first, second, scale, scales[t]);
-            }
-        }
-    }
-    out.store(acc);
-}
-
-template <class Isa, int Rows>
-void byte_tile(const Q8_0Group* w, int blocks, const ActivationBlock* x, int place, const TileOut<Isa, Rows>& out) {
-    typename Isa::F acc[Rows];
-    HELEXA_UNROLL
-    for (int t = 0; t < Rows; t++) acc[t] = Isa::zero();
-    for (int block = 0; block < blocks; block++) {
-        const Q8_0Group& group = w[block];
-        prefetch(&group);
-        const auto* q = x[block].q + place;
-        const auto* scales = x[block].scale + place;
-        const auto* offsets = x[block].offset + place;
-        typename Isa::I sums[2][Rows];
-        HELEXA_UNROLL
-        for (int half = 0; half < 2; half++) {
-            HELEXA_UNROLL
-            for (int t = 0; t < Rows; t++) sums[half][t] = Isa::byte_start(offsets[t][half]);
-            HELEXA_UNROLL
-            for (int j = 4 * half; j < 4 * half + 4; j++) {
-                const auto bytes = Isa::bytes(group.q[j]);
-                HELEXA_UNROLL
-                for (int t = 0; t < Rows; t++) sums[half][t] = Isa::byte_add(sums[half][t], bytes, q[t] + 4 * j);
-            }
+            for (int t = 0; t < Rows; t++) acc[t] = Isa::fma(minimum, Isa::set(x[block].total[place + t]), acc[t]);
         }
         const auto scale = Isa::from_half(group.scale);
         HELEXA_UNROLL
-        for (int t = 0; t < Rows; t++) acc[t] = add_block<Isa>(acc[t], sums[0][t], sums[1][t], scale, scales[t]);
+        for (int t = 0; t < Rows; t++)
+            acc[t] = Isa::fma(Isa::mul(Isa::to_float(sums[t]), Isa::set(x[block].scale[place + t])), scale, acc[t]);
     }
     out.store(acc);
 }
@@ -182,10 +174,7 @@ template <class Isa, int Rows, class Group> void quantised_rows(const Group* w, 
         }
         const ActivationBlock* panel = x + static_cast<size_t>(row / kPanelRows) * static_cast<size_t>(blocks);
         const TileOut<Isa, Rows> tile{out, stride, columns};
-        if constexpr (std::is_same_v<Group, Q8_0Group>)
-            byte_tile<Isa, Rows>(w, blocks, panel, row % kPanelRows, tile);
-        else
-            nibble_tile<Isa, Rows>(w, blocks, panel, row % kPanelRows, tile);
+        quantised_tile<Isa, Rows>(w, blocks, panel, row % kPanelRows, tile);
         out += Rows * stride;
     }
 }

@@ -22,6 +22,18 @@ const uint8_t* take_scales(Q4_1Group& group, int lane, const uint8_t* source) {
     return source + 4;
 }
 
+// GGUF's nibbles: byte i of a block holds weight i in its low half, weight i + 16 in its high half.
+template <class Group> void take_weights(Group& group, int lane, const uint8_t* q) {
+    for (int k = 0; k < kQuantBlock; k++) {
+        const int nibble = k < 16 ? q[k] & 15 : q[k - 16] >> 4;
+        group.q[k / 8][lane][k % 2] = static_cast<uint16_t>(group.q[k / 8][lane][k % 2] | nibble << nibble_shift(k));
+    }
+}
+
+void take_weights(Q8_0Group& group, int lane, const uint8_t* q) {
+    for (auto& pairs : group.q) std::memcpy(pairs[lane], q, 2), q += 2;
+}
+
 template <class Group> void pack_blocks(int rows, int columns, const uint8_t* source, size_t source_block, Group* packed) {
     const size_t blocks = static_cast<size_t>(columns / kQuantBlock);
     std::memset(packed, 0, groups_of(rows) * blocks * sizeof(Group));
@@ -29,8 +41,7 @@ template <class Group> void pack_blocks(int rows, int columns, const uint8_t* so
         const int lane = static_cast<int>(row % kLanes);
         for (size_t block = 0; block < blocks; block++) {
             Group& group = packed[row / kLanes * blocks + block];
-            const uint8_t* q = take_scales(group, lane, source + (row * blocks + block) * source_block);
-            for (auto& quads : group.q) std::memcpy(quads[lane], q, 4), q += 4;
+            take_weights(group, lane, take_scales(group, lane, source + (row * blocks + block) * source_block));
         }
     }
 }

@@ -57,7 +57,7 @@ class RopeTable:
 
 @dataclass(frozen=True)
 class Op:
-    """One op on activations. A norm with two inputs leaves their sum in `sum`. `quantise`: the output's int8 form is wanted."""
+    """One op on activations. A norm with two inputs leaves their sum in `sum`. `quantise`: the output's integers are wanted."""
 
     kind: int
     out: Rows
@@ -220,5 +220,5 @@ class Program:
 
 
 def quantised_bytes(rows: int, width: int) -> int:
-    """Bytes of `rows` rows of int8 activations with their scales."""
+    """Bytes of `rows` rows of quantised activations with their scales."""
     return int(lib.native_library().helexa_quantised_bytes(rows, width))

@@ -32,11 +32,8 @@ template <class Isa> void embed_row(const helexa_segment& segment, int columns, 
                  weight = group * static_cast<size_t>(columns) * kLanes;
     const auto nibbles = [&](const auto* w, auto dequantise) {
         for (int b = 0; b < columns / kQuantBlock; b++)
-            for (int k = 0; k < 16; k++) {
-                const uint8_t pair = w[b].q[k / 4][lane][k % 4];
-                out[b * kQuantBlock + k] = dequantise(w[b], pair & 15);
-                out[b * kQuantBlock + 16 + k] = dequantise(w[b], pair >> 4);
-            }
+            for (int k = 0; k < kQuantBlock; k++)
+                out[b * kQuantBlock + k] = dequantise(w[b], w[b].q[k / 8][lane][k % 2] >> nibble_shift(k) & 15);
     };
     switch (segment.type) {
         case HELEXA_Q4_0:
@@ -50,7 +47,7 @@ template <class Isa> void embed_row(const helexa_segment& segment, int columns, 
             const Q8_0Group* w = static_cast<const Q8_0Group*>(segment.data) + block;
             for (int k = 0; k < columns; k++) {
                 const Q8_0Group& g = w[k / kQuantBlock];
-                out[k] = half_to_float(g.scale[lane]) * static_cast<float>(g.q[k % kQuantBlock / 4][lane][k % 4]);
+                out[k] = half_to_float(g.scale[lane]) * static_cast<float>(g.q[k % kQuantBlock / 2][lane][k % 2]);
             }
             return;
         }

@@ -1,0 +1,206 @@
+"""SIGKILL and SIGSTOP of every process, in every phase of its work, of greedy, sampled, penalised and constrained streams, over
+HTTP and over ZeroMQ. A seeded sample runs with the other tests, the whole of it with `tools/long_checks.sh kills`.
+
+Whatever is done to a device worker or to the scheduler, sixteen streams end as if nothing had been. A web worker that is killed
+takes its own connections along. When the arbiter or the supervisor is killed, nothing is left. A process that is only stopped for a
+while, and is none that the others wait for, is not even noticed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from service import DEADLINE_S, Service, assert_nothing_left, serving, wait_until_gone
+from transcripts import STREAMS, Body, Transcript, bodies, run_http, run_zmq
+
+pytestmark = pytest.mark.process
+
+ROLES = ("worker", "scheduler", "supervisor", "arbiter", "web")
+SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+SAMPLING: dict[str, Body] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.9},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+    "grammar": {"temperature": 0.9, "guided_regex": "([a-p]{3,9} ){60,90}"},
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the service is doing, by its settings, when so many lines or tokens have come."""
+
+    flags: tuple[str, ...] = ()
+    settings: str = ""
+    events: int = 3 * STREAMS
+    while_loading: bool = False  # the worker was killed just before, and the next one loads
+
+
+PHASES = {
+    "queue": Phase(flags=("--seats", "2"), events=6),
+    "prefill": Phase(settings="[scheduling]\nstep_tokens = 16\n", events=1),
+    "decode": Phase(),
+    "load": Phase(while_loading=True),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    role: str
+    number: signal.Signals
+    phase: str
+    sampling: str
+    wire: str
+
+    def __str__(self) -> str:
+        return f"{self.number.name}-{self.role}-{self.phase}-{self.sampling}-{self.wire}"
+
+
+CASES = [
+    Case(*values)
+    for values in itertools.product(ROLES, SIGNALS, PHASES, SAMPLING, ("http", "zmq"))
+    if values[3:] != ("grammar", "zmq")  # grammars of the ZeroMQ wire are the worker's own text
+]
+
+
+def sample(count: int, seed: int) -> list[Case]:
+    """A random part of the matrix in which each value of each dimension occurs."""
+    shuffled = random.Random(seed).sample(CASES, len(CASES))
+    chosen: list[Case] = []
+    while len(chosen) < count:
+        seen = {value for case in chosen for value in (case.role, case.number, case.phase, case.sampling, case.wire)}
+        fresh = [len({case.role, case.number, case.phase, case.sampling, case.wire} - seen) for case in shuffled]
+        chosen.append(shuffled.pop(fresh.index(max(fresh))))
+    return chosen
+
+
+SAMPLE = sample(8, seed=5)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory, tiny_model_path) -> Callable[[Case], list[Transcript]]:
+    """What the case's streams are when nothing happens."""
+    known: dict[str, list[Transcript]] = {}
+
+    def get(case: Case) -> list[Transcript]:
+        if case.sampling not in known:
+            with serving(tmp_path_factory.mktemp("calm"), str(tiny_model_path)) as service:
+                known[case.sampling] = run_http(service, asked(case))
+            assert all(seen.whole and seen.finish == "length" for seen in known[case.sampling])
+        return [as_on(case.wire, seen) for seen in known[case.sampling]]
+
+    return get
+
+
+def asked(case: Case) -> list[Body]:
+    return bodies(tokens=150, **SAMPLING[case.sampling])
+
+
+def as_on(wire: str, seen: Transcript) -> Transcript:
+    """What can be seen of it on that wire: ZeroMQ has no text, and counts less."""
+    if wire == "http":
+        return seen
+    usage = {name: seen.usage[name] for name in ("prompt_tokens", "completion_tokens")}
+    return Transcript("", seen.ids, seen.finish, usage, seen.error, seen.done)
+
+
+class Over(Exception):
+    """The service is gone; there is nothing more to see."""
+
+
+class Disturbance:
+    """Does to the service what a case says."""
+
+    def __init__(self, case: Case, service: Service) -> None:
+        self.case, self.service = case, service
+        self.before = {role: service.pid(role) for role in ROLES}
+        self.everybody = [process.pid for process in service.tree()]
+        self.hit = 0
+
+    def __call__(self) -> None:
+        case, service = self.case, self.service
+        if PHASES[case.phase].while_loading:
+            wait_until_gone([service.kill("worker")])
+            self.before["worker"] = next_pid(service, "worker", self.before["worker"])
+            self.everybody = [process.pid for process in service.tree()]
+        self.hit = service.kill(case.role, case.number)
+        if case.number is signal.SIGKILL and case.role in ("arbiter", "supervisor"):
+            raise Over
+        if case.number is signal.SIGSTOP and case.role == "web":
+            assert service.status()["ok"]  # the engine does not wait for it
+            service.kill("web", signal.SIGCONT)
+
+
+def next_pid(service: Service, role: str, last: int) -> int:
+    """The pid of the role's next process; it is started at once."""
+    end = threading.Timer(DEADLINE_S, lambda: None)
+    end.start()
+    while end.is_alive():
+        for process in service.tree():
+            try:
+                if process.pid != last and any(word == "workers.process" for word in process.cmdline()):
+                    end.cancel()
+                    return process.pid
+            except psutil.Error:
+                continue
+    raise AssertionError(f"no {role} came after {last}")
+
+
+def settings(case: Case) -> str:
+    return f"{PHASES[case.phase].settings}[watch]\nheartbeat_s = 1.0\n"
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=() if case in SAMPLE else pytest.mark.long) for case in CASES]
+)
+def test_kill_matrix(tmp_path, tiny_model_path, expected, case):
+    """One process, one signal, one moment."""
+    phase, undisturbed = PHASES[case.phase], expected(case)
+    (tmp_path / "helexa.toml").write_text(settings(case))
+    with serving(tmp_path, str(tiny_model_path), *phase.flags) as service:
+        disturbance = Disturbance(case, service)
+        run = run_http if case.wire == "http" else run_zmq
+        try:
+            seen = run(service, asked(case), disturbance, phase.events)
+        except Over:
+            check_nothing_is_left(disturbance)
+            return
+        if case.role == "web" and case.number is signal.SIGKILL and case.wire == "http":
+            assert not all(transcript.whole for transcript in seen)
+            seen = run(service, asked(case))
+        assert seen == undisturbed
+        check_who_lives(disturbance)
+
+
+def check_nothing_is_left(disturbance: Disturbance) -> None:
+    code = disturbance.service.wait()
+    assert code == (-signal.SIGKILL if disturbance.case.role == "arbiter" else 1)
+    assert wait_until_gone(disturbance.everybody) == []
+    assert_nothing_left(disturbance.service)
+
+
+def check_who_lives(disturbance: Disturbance) -> None:
+    """Who was killed was replaced, nobody else was, and nothing is held."""
+    case, service = disturbance.case, disturbance.service
+    replaced = case.number is signal.SIGKILL or case.role in ("worker", "scheduler")
+    if replaced:
+        assert wait_until_gone([disturbance.hit]) == []
+    else:
+        service.kill(case.role, signal.SIGCONT)
+    for role, pid in disturbance.before.items():
+        assert (service.pid(role) != pid) == (replaced and role == case.role), role
+    model = service.status()["models"][0]
+    assert (model["running"], model["waiting"], model["blocks_used"]) == (0, 0, 0)
+
+
+def test_the_sample_has_something_of_everything():
+    """Each role, signal, phase, kind of sampling and wire."""
+    values = [value for case in SAMPLE for value in (case.role, case.number, case.phase, case.sampling, case.wire)]
+    assert set(values) == {*ROLES, *SIGNALS, *PHASES, *SAMPLING, "http", "zmq"}
