@@ -31,6 +31,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "log-format": ("logging.format", str, "text or json"),
 }
 SERVICE_FLAGS = tuple(FLAGS)
+CONTROL_ACTIONS = ("status", "load", "unload", "reload", "drain", "resume", "pause", "abort", "flush-cache", "log-level")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,9 +61,10 @@ def parser() -> argparse.ArgumentParser:
 
     plan = _command(commands, "plan", "where a model's memory goes on this machine", ("context", "seats", "memory-mib", "ops"))
     _model_argument(plan, "the model")
-    control = _command(commands, "ctl", "talk to a running service", ("port",))
-    control.add_argument("action", choices=("status",), help="status: models, sequences, memory, counters")
-    control.add_argument("--json", action="store_true", help="as JSON")
+    _ctl_command(commands)
+    _keys_command(commands)
+    completion = _command(commands, "completion", "print a completion script for bash", ())
+    completion.add_argument("shell", choices=("bash",), help="source <(helexa completion bash)")
     verify = _command(
         commands, "verify", "show that replies do not depend on what else the service does; starts private servers", ("ops",)
     )
@@ -93,6 +95,33 @@ def _command(commands: Any, name: str, text: str, flags: Sequence[str]) -> argpa
     return command
 
 
+def _ctl_command(commands: Any) -> None:
+    control = _command(commands, "ctl", "talk to a running service", ("port",))
+    control.add_argument("action", choices=CONTROL_ACTIONS, metavar="ACTION", help=", ".join(CONTROL_ACTIONS))
+    control.add_argument(
+        "argument", nargs="?", metavar="X", help="MODEL of load, unload, pause, resume, flush-cache; ID of abort; LEVEL"
+    )
+    control.add_argument("--name", dest="load_name", metavar="NAME", help="load: the name for clients")
+    control.add_argument("--json", action="store_true", help="as JSON")
+    control.add_argument("--quiet", action="store_true", help="print nothing when it is done")
+
+
+def _keys_command(commands: Any) -> None:
+    keys = _command(commands, "keys", "API keys of a service", ("port",))
+    keys.add_argument("--file", dest="keys.file", metavar="FILE", help="the key file (default: keys.file of the configuration)")
+    actions = keys.add_subparsers(dest="action", metavar="ACTION", required=True)
+    add = actions.add_parser("add", help="make a key and print it, once", description="Makes a key and prints it, once.")
+    add.add_argument("key_name", metavar="NAME", help="whose it is")
+    add.add_argument("--concurrency", type=_count, default=0, metavar="N", help="requests that may be open at once; 0: any")
+    add.add_argument("--requests-per-minute", type=_count, default=0, metavar="N", help="0: any")
+    add.add_argument("--tokens-per-minute", type=_count, default=0, metavar="N", help="of prompts and replies; 0: any")
+    add.add_argument("--weight", type=_weight, default=1.0, metavar="W", help="share where keys compete (default 1)")
+    listing = actions.add_parser("list", help="print the keys and their usage", description="Prints the keys and their usage.")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+    revoke = actions.add_parser("revoke", help="take a key back", description="Takes a key back.")
+    revoke.add_argument("key_name", metavar="KEY", help="its id or name")
+
+
 def _bench_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--url", help="measure the server there instead")
     bench.add_argument("--vs", metavar="URL", help="another OpenAI-compatible server: runs take turns, ratios are printed")
@@ -117,6 +146,13 @@ def _whole_number(text: str, least: int = 1) -> int:
     if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
+
+
+def _weight(text: str) -> float:
+    weight = _rates(text)
+    if len(weight) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return weight[0]
 
 
 def _count(text: str) -> int:
@@ -151,6 +187,8 @@ def resolve(options: argparse.Namespace) -> tuple[Config, Path | None, dict[str,
         flags["model.source"] = absolute_model(given["model"])
     if options.offline:
         flags["offline"] = True
+    if given.get("keys.file"):
+        flags["keys.file"] = str(Path(given["keys.file"]).absolute())
     file = configuration.find_file(options.config)
     return configuration.load(file, flags), file, flags
 
@@ -179,6 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """One command; imports no more than it needs."""
+    if options.command == "completion":
+        from helexa.commands import completion
+
+        print(completion.bash(parser()), end="")
+        return 0
     if options.command == "check-config" and options.list:
         from helexa.commands import check_config
 
@@ -197,7 +240,10 @@ def run(options: argparse.Namespace) -> int:
     if options.command == "ctl":
         from helexa.commands import ctl
 
-        return ctl.status(config, options.json, sys.stdout)
+        wanted = (options.action, options.argument, options.load_name)
+        return ctl.run(config, *wanted, as_json=options.json, quiet=options.quiet, out=sys.stdout)
+    if options.command == "keys":
+        return _run_keys(config, options)
     if options.command == "bench":
         from helexa.commands import bench
 
@@ -223,6 +269,22 @@ def run(options: argparse.Namespace) -> int:
     if options.command == "show":
         return commands.show(config.model.source, config, sys.stdout)
     return commands.rm(config.model.source, config, sys.stdout)
+
+
+def _run_keys(config: Config, options: argparse.Namespace) -> int:
+    from helexa.commands import keys
+
+    if options.action == "list":
+        return keys.list_keys(config, options.json, sys.stdout)
+    if options.action == "revoke":
+        return keys.revoke(config, options.key_name, sys.stdout)
+    limits = {
+        "concurrency": options.concurrency,
+        "requests_per_minute": options.requests_per_minute,
+        "tokens_per_minute": options.tokens_per_minute,
+        "weight": options.weight,
+    }
+    return keys.add(config, options.key_name, limits, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ class _Choice:
     held: HeldOutput
     logprobs: dict[int, Any] = field(default_factory=dict)
     hashes: dict[int, int] = field(default_factory=dict)
+    prompt_logprobs: list[Any] = field(default_factory=list)
     taken: int = 0
     finish: Finish | None = None
 
@@ -97,6 +98,11 @@ class Generation:
     def ids(self, choice: int = 0) -> list[int]:
         """Every output id that is here, taken or not."""
         return list(self._choices[choice].held.ids)
+
+    def prompt_logprobs(self, choice: int = 0) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+        """Of each prompt token but the first, once there is output and where they were asked for: (logprob, [(id, logprob)])."""
+        scores = self._choices[choice].prompt_logprobs
+        return [(logprob, tuple(zip(ids, values, strict=True))) for logprob, ids, values in scores]
 
     def take(self) -> list[Token]:
         """The tokens that came since the last call; the engine may then make as many more. Raises RequestError when refused."""
@@ -151,10 +157,13 @@ class Generation:
                 messages.append({"type": "credit", "req_id": self.req_id, "choice": number, "upto": choice.held.upto})
         return messages
 
-    def _merge(self, number: int, start: int, ids: Sequence[int], finish: Message | None, logprobs: Any, hashes: Any) -> bool:
+    def _merge(self, message: Message, entry: int) -> bool:
         """Takes one entry of a Deltas; returns whether an end is to be acknowledged. Raises Gap."""
         self._accepted = True
-        choice = self._choices[number]
+        choice = self._choices[message["choices"][entry]]
+        start, ids, finish = message["starts"][entry], message["ids"][entry], message["finishes"].get(entry)
+        logprobs, hashes = message["logprobs"].get(entry), message["hashes"].get(entry)
+        choice.prompt_logprobs = message["prompt_logprobs"].get(entry, choice.prompt_logprobs)
         dropped = choice.held.merge(start, ids)
         new = range(dropped, len(ids))
         choice.logprobs.update({start + i: logprobs[i] for i in new} if logprobs else {})
@@ -243,7 +252,8 @@ class Client:
         **params: Any,
     ) -> Generation:
         """Starts a generation and returns at once. `model`: the only one, if there is one. `seeds` has one a choice; `key` is whom
-        the work is counted for, `priority` may be `background`, cached prefixes are shared under one `cache_salt`; `params` are those of SamplingParams (ipc/messages.py): temperature, top_k, logprobs, hash_logits, ..."""
+        the work is counted for, `priority` may be `background`, cached prefixes are shared under one `cache_salt`; `params` are
+        those of SamplingParams (ipc/messages.py): temperature, top_k, logprobs, hash_logits, ..."""
         if seeds is None:
             seeds = [secrets.randbits(63) if seed is None else seed]
         request = {
@@ -256,7 +266,9 @@ class Client:
             "key": key,
             "priority": priority,
             "cache_salt": cache_salt,
+            "instance": 0,
         }
+        request["instance"] = self._instance_of(str(request["model"]))
         generation = Generation(self, request, self._credit)
         self._live[generation.req_id] = generation
         for message in generation._submission():
@@ -271,6 +283,10 @@ class Client:
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return list(self._news.values())
+
+    def _instance_of(self, model: str) -> int:
+        """Which loading of a model a request is for, as far as that is known yet: it stays with that one."""
+        return next((int(info["instance"]) for info in self._models if info["name"] == model), 0)
 
     # what Generation uses
 
@@ -377,16 +393,14 @@ class Client:
 
     def _take_delta(self, message: Message, entry: int) -> list[Generation]:
         req_id, number = message["req_ids"][entry], message["choices"][entry]
-        finish = message["finishes"].get(entry)
         generation = self._live.get(req_id)
         ended = {"type": "finish_ack", "req_id": req_id, "choice": number}
         if generation is None:
             unwanted = {"type": "abort", "req_id": req_id, "choice": number, "reason": "cancel"}
-            self._send(unwanted if finish is None else ended)
+            self._send(ended if entry in message["finishes"] else unwanted)
             return []
-        logprobs, hashes = message["logprobs"].get(entry), message["hashes"].get(entry)
         try:
-            if generation._merge(number, message["starts"][entry], message["ids"][entry], finish, logprobs, hashes):
+            if generation._merge(message, entry):
                 self._send(ended)
         except Gap:
             for submission in generation._submission():

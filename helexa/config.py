@@ -43,28 +43,48 @@ class Server:
     port: int = key(8000, "TCP port; also names the run directory.", least=1, most=65535)
     web_workers: int = key(1, "Web worker processes.", least=1, most=64)
     allowed_hosts: list[str] = key(
-        [], "On a loopback address: further names that a request's Host may have. No authentication, only against DNS rebinding."
+        [],
+        "On a loopback address: further names that a request's Host may have. No authentication, only against DNS rebinding.",
+        reload="live",
     )
-    cors_origins: list[str] = key([], 'Origins whose pages may use the API in a browser, as "https://chat.example"; "*": all.')
+    cors_origins: list[str] = key(
+        [], 'Origins whose pages may use the API in a browser, as "https://chat.example"; "*": all.', reload="live"
+    )
     max_connections: int = key(1024, "Connections a web worker holds; more get 503.", least=1)
-    max_body_bytes: int = key(8 * 1024 * 1024, "Largest request body; more gets 413.", unit="bytes", least=1024)
+    max_body_bytes: int = key(8 * 1024 * 1024, "Largest request body; more gets 413.", unit="bytes", least=1024, reload="live")
     keep_alive_s: int = key(5, "How long an idle connection stays open.", unit="seconds", least=0)
     drain_s: int = key(600, "How long a stop waits for running requests.", unit="seconds", least=0)
 
 
 @dataclass(frozen=True)
 class ModelChoice:
-    source: str = key("smollm2", "The model served: an alias, or scheme:name (docs/models.md).")
-    name: str = key("", "The name clients use; empty: the source as given.")
-    context: int = key(0, "Longest prompt + output; 0: what the model was trained for.", unit="tokens", least=0)
+    source: str = key("smollm2", "The model served: an alias, or scheme:name (docs/models.md).", reload="live")
+    name: str = key("", "The name clients use; empty: the source as given.", reload="live")
+    context: int = key(0, "Longest prompt + output; 0: what the model was trained for.", unit="tokens", least=0, reload="live")
+
+
+@dataclass(frozen=True)
+class Keys:
+    file: str = key(
+        "",
+        "The file of API keys (`helexa keys add`), relative to helexa.toml. Empty: whoever reaches the port may ask.",
+        reload="live",
+    )
+    open_routes: list[str] = key(
+        [],
+        'Routes that need no key though there are keys, such as "/metrics" and "/v1/models"; /health and /ready never do.',
+        reload="live",
+    )
 
 
 @dataclass(frozen=True)
 class Admission:
     seats: int | Literal["auto"] = key("auto", "Sequences that run at once; `auto`: by memory, at most 64.", least=1, most=256)
-    queue_depth: int = key(256, "Requests that may wait; one more gets 503.", least=0)
-    queue_tokens: int = key(1_000_000, "Prompt tokens that may wait; a request beyond gets 503.", unit="tokens", least=0)
-    queue_wait_s: float = key(30.0, "Longest wait for a seat, then 503.", unit="seconds", least=0.0)
+    queue_depth: int = key(256, "Requests that may wait; one more gets 503.", least=0, reload="live")
+    queue_tokens: int = key(
+        1_000_000, "Prompt tokens that may wait; a request beyond gets 503.", unit="tokens", least=0, reload="live"
+    )
+    queue_wait_s: float = key(30.0, "Longest wait for a seat, then 503.", unit="seconds", least=0.0, reload="live")
     batching: bool = key(True, "false: one sequence at a time.")
 
 
@@ -74,10 +94,18 @@ class Scheduling:
         512, "Most tokens computed in one step; used in full when nothing decodes.", unit="tokens", least=1, most=4096
     )
     min_step_ms: float = key(
-        8.0, "A step with decoding sequences may last twice a decode-only step, or this.", unit="milliseconds", least=0.0
+        8.0,
+        "A step with decoding sequences may last twice a decode-only step, or this.",
+        unit="milliseconds",
+        least=0.0,
+        reload="live",
     )
-    reserve_tokens: int = key(2048, "Growth that memory is reserved for when a sequence takes a seat.", unit="tokens", least=16)
-    lone_steps: int = key(16, "Steps that a worker runs by itself for a lone stream.", unit="steps", least=1, most=256)
+    reserve_tokens: int = key(
+        2048, "Growth that memory is reserved for when a sequence takes a seat.", unit="tokens", least=16, reload="live"
+    )
+    lone_steps: int = key(
+        16, "Steps that a worker runs by itself for a lone stream.", unit="steps", least=1, most=256, reload="live"
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +115,7 @@ class Cache:
         "KV kept of prompts and replies for others that begin alike, in the KV cache's own memory; 0: none.",
         unit="MiB",
         least=0,
+        reload="live",
     )
 
 
@@ -108,21 +137,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Sampling:
-    temperature: float = key(0.7, "For requests and models that name none.", least=0.0, most=100.0)
+    temperature: float = key(0.7, "For requests and models that name none.", least=0.0, most=100.0, reload="live")
     unseeded: Literal["random", "prompt"] = key(
-        "random", "Seed of a request that gives none: drawn at the door, or made from its prompt."
+        "random", "Seed of a request that gives none: drawn at the door, or made from its prompt.", reload="live"
     )
 
 
 @dataclass(frozen=True)
 class Streaming:
     credit_tokens: int = key(
-        512, "Output tokens the engine may run ahead of a client that does not read.", unit="tokens", least=1
+        512, "Output tokens the engine may run ahead of a client that does not read.", unit="tokens", least=1, reload="live"
     )
     slow_client_s: float = key(
-        60.0, "A client that reads nothing for so long while output waits is ended.", unit="seconds", least=0.1
+        60.0, "A client that reads nothing for so long while output waits is ended.", unit="seconds", least=0.1, reload="live"
     )
-    keep_alive_s: float = key(15.0, "A silent stream carries a comment this often.", unit="seconds", least=0.1)
+    keep_alive_s: float = key(15.0, "A silent stream carries a comment this often.", unit="seconds", least=0.1, reload="live")
 
 
 @dataclass(frozen=True)
@@ -139,7 +168,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Logging:
-    level: Literal["debug", "info", "warning", "error"] = key("info", "Least severe line that is logged.")
+    level: Literal["debug", "info", "warning", "error"] = key("info", "Least severe line that is logged.", reload="live")
     format: Literal["text", "json"] = key("text", "Log lines on stderr.")
 
 
@@ -154,10 +183,18 @@ class Debug:
 @dataclass(frozen=True)
 class Watch:
     heartbeat_s: float = key(
-        5.0, "A scheduler or device worker that is silent for so long is ended and started again.", unit="seconds", least=1.0
+        5.0,
+        "A scheduler or device worker that is silent for so long is ended and started again.",
+        unit="seconds",
+        least=1.0,
+        reload="live",
     )
     step_s: float = key(
-        120.0, "A device worker that takes longer for a step is ended and started again.", unit="seconds", least=0.5
+        120.0,
+        "A device worker that takes longer for a step is ended and started again.",
+        unit="seconds",
+        least=0.5,
+        reload="live",
     )
 
 
@@ -169,14 +206,15 @@ class Paths:
 
 @dataclass(frozen=True)
 class Hub:
-    endpoint: str = key("", "Base address of a Hugging Face Hub; empty: the public one.")
-    auth_env: str = key("HF_TOKEN", "Environment variable that holds the access token.")
+    endpoint: str = key("", "Base address of a Hugging Face Hub; empty: the public one.", reload="live")
+    auth_env: str = key("HF_TOKEN", "Environment variable that holds the access token.", reload="live")
 
 
 @dataclass(frozen=True)
 class Config:
     server: Server = field(default_factory=Server)
     model: ModelChoice = field(default_factory=ModelChoice)
+    keys: Keys = field(default_factory=Keys)
     admission: Admission = field(default_factory=Admission)
     scheduling: Scheduling = field(default_factory=Scheduling)
     cache: Cache = field(default_factory=Cache)
@@ -189,12 +227,12 @@ class Config:
     watch: Watch = field(default_factory=Watch)
     paths: Paths = field(default_factory=Paths)
     hub: Hub = field(default_factory=Hub)
-    aliases: dict[str, str] = key({}, 'Names of your own for model sources: name = "scheme:rest".')
-    default_source: str = key("huggingface", "Scheme of a model name that has none and is no alias.")
+    aliases: dict[str, str] = key({}, 'Names of your own for model sources: name = "scheme:rest".', reload="live")
+    default_source: str = key("huggingface", "Scheme of a model name that has none and is no alias.", reload="live")
     default_model: Literal["", "only"] = key(
-        "", '"only": any model name is the one model that is served; empty: names must match.'
+        "", '"only": any model name is the one model that is served; empty: names must match.', reload="live"
     )
-    offline: bool = key(False, "Never use the network; models must be in the cache.")
+    offline: bool = key(False, "Never use the network; models must be in the cache.", reload="live")
 
 
 @dataclass(frozen=True)
@@ -222,6 +260,14 @@ def describe(section: type[Any] = Config, prefix: str = "") -> Iterator[KeyDoc]:
         yield KeyDoc(f"{prefix}{item.name}", default, meta["doc"], meta["unit"], meta["reload"], _type_name(hint))
 
 
+def value_of(config: Config, path: str) -> Any:
+    """The value of a key, by the path that `describe` gives it."""
+    here: Any = config
+    for name in path.split("."):
+        here = getattr(here, name)
+    return here
+
+
 def load(path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Config:
     """The tree from a TOML file (None: no file), then flags keyed by path (`server.port`), then the environment's folders."""
     environ = os.environ if environ is None else environ
@@ -243,7 +289,14 @@ def load(path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str]
         cache=config.paths.cache or _default_cache(environ),
         run=config.paths.run or _default_run(environ),
     )
-    return dataclasses.replace(config, paths=paths)
+    keys = dataclasses.replace(config.keys, file=_absolute(config.keys.file, path))
+    return dataclasses.replace(config, paths=paths, keys=keys)
+
+
+def _absolute(file: str, config_file: Path | None) -> str:
+    """A file named in helexa.toml lies relative to it, one named in a flag relative to the current folder."""
+    base = config_file.absolute().parent if config_file is not None else Path.cwd()
+    return str(base / Path(file).expanduser()) if file else ""
 
 
 FLAGS_VARIABLE = "HELEXA_FLAGS"
@@ -252,15 +305,23 @@ FLAGS_VARIABLE = "HELEXA_FLAGS"
 def from_environment(environ: Mapping[str, str] | None = None) -> Config:
     """The tree of a service that `helexa serve`, or gunicorn by itself, starts: the file that counts, and serve's flags."""
     environ = os.environ if environ is None else environ
+    file, flags = origin(environ)
+    config = load(file, flags, environ)
+    injected_fault(config, environ)
+    return config
+
+
+def origin(environ: Mapping[str, str] | None = None) -> tuple[Path | None, dict[str, Any]]:
+    """(file, flags) of the service that was started with this environment: what a reload reads again."""
+    environ = os.environ if environ is None else environ
     try:
         flags = json.loads(environ.get(FLAGS_VARIABLE, "{}"))
     except ValueError:
         flags = None
     if not isinstance(flags, dict):
         raise ConfigError(f"${FLAGS_VARIABLE} is not a JSON object; it is set by `helexa serve` alone")
-    config = load(find_file(None, environ), flags, environ)
-    injected_fault(config, environ)
-    return config
+    file = find_file(None, environ)
+    return (None if file is None else file.absolute()), flags
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

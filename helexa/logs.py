@@ -11,6 +11,11 @@ from typing import Any
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+def _one_line(text: str) -> str:
+    """Whatever a client's words hold, they begin no line and move no cursor."""
+    return text if text.isprintable() else "".join(item if item.isprintable() else repr(item)[1:-1] for item in text)
+
+
 class _Text(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -20,7 +25,7 @@ class _Text(logging.Formatter):
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f" {record.levelname}"
         fields = "".join(f" {name}={value}" for name, value in getattr(record, "fields", {}).items())
-        line = f"{stamp} {self._process}{level}: {record.getMessage()}{fields}"
+        line = _one_line(f"{stamp} {self._process}{level}: {record.getMessage()}{fields}")
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -49,6 +54,11 @@ def set_up(process: str, level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(LEVELS[level])
+
+
+def set_level(level: str) -> None:
+    """The least severe line that this process logs from now on."""
+    logging.getLogger().setLevel(LEVELS[level])
 
 
 def event(logger: logging.Logger, message: str, **fields: object) -> None:

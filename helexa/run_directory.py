@@ -50,10 +50,21 @@ class RunDirectory:
 
     def write_config(self, config: Config, generation: int) -> Path:
         """config.<generation>.json, 0600; the newest counts."""
-        target = self.path / f"config.{generation}.json"
-        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        return self._write(self.path / f"config.{generation}.json", config)
+
+    def write_pending_config(self, config: Config) -> Path:
+        """One that does not count yet."""
+        target = self.path / "config.pending.json"
+        target.unlink(missing_ok=True)
+        return self._write(target, config)
+
+    def _write(self, target: Path, config: Config) -> Path:
+        """In one step: who looks for the newest one finds it whole."""
+        unfinished = target.with_suffix(".new")
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(configuration.to_json(config))
+        os.rename(unfinished, target)
         return target
 
     def remove(self) -> None:

@@ -1,7 +1,8 @@
 """The supervisor: `python -P -m helexa.supervisor`. Child of gunicorn's arbiter, parent of the scheduler and the device workers.
 
 It holds the run directory, starts what the service consists of, restarts what dies, and ends everything when it is told to or
-when the arbiter is gone. It owns no device and sees no request, so there is little that could bring it down.
+when the arbiter is gone. What an operator wants of the service is kept here, and told to every scheduler. It owns no device and
+sees no request, so there is little that could bring it down.
 """
 
 from __future__ import annotations
@@ -14,31 +15,34 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from helexa import __version__, catalogue, logs
+from helexa import __version__, catalogue, children, exposure, logs
 from helexa import config as configuration
+from helexa.children import Role
 from helexa.config import Config
 from helexa.errors import HelexaError
 from helexa.formats import fault_spec
 from helexa.formats.fault_spec import FaultSpec
-from helexa.processes import Child
-from helexa.restarts import Restarts
+from helexa.operating import Operating
 from helexa.run_directory import RunDirectory
+from helexa.served_models import ServedModel, ServedModels
 from helexa.watching import LONGEST_SLEEP_S, Silence, WatchedTime
-from ipc import endpoints, installation, sockets
-from ipc.codec import BadMessage, decode_from_child, decode_to_child
+from ipc import installation, sockets
+from ipc.codec import BadMessage, decode_to_child
 from ipc.messages import (
     ChildReady,
+    Drain,
     Fetched,
     LastWords,
     ModelLost,
     ModelReady,
+    OperatorAsks,
     Progress,
+    Retired,
+    RetireModel,
     SchedulerUp,
-    ServeModel,
     Stop,
     WorkerHung,
 )
@@ -46,82 +50,46 @@ from ipc.sockets import Closed, Link
 
 log = logging.getLogger("supervisor")
 
-START_WAIT_S = 60.0  # for a child's first word
-STOP_WAIT_S = 20.0  # for children to end by themselves; then they are killed
-SCHEDULER, WORKER, FETCHER = "helexa.scheduler.process", "workers.process", "helexa.catalogue.fetch_process"
-# a worker's threads are its own: BLAS must not add any, and must not sum in another order for it
-WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+START_WAIT_S = 30.0  # for a child's first word
+SCHEDULER = "helexa.scheduler.process"
 
 
 class GiveUp(Exception):
     """The service cannot go on; the text is for the person who started it."""
 
 
-@dataclass
-class Running:
-    """A child that lives, and our end of its leash."""
-
-    child: Child
-    leash: Link
-    last_words: str = ""
-    ended_for: str = ""  # why we killed it
-
-
-@dataclass
-class Role:
-    """One child that the service needs, and how often it died."""
-
-    name: str
-    module: str
-    arguments: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    restarts: Restarts = field(default_factory=Restarts)
-    running: Running | None = None
-    start_at: float | None = None  # seconds, monotonic
-
-
 class Supervisor:
     def __init__(self, config: Config, run_directory: RunDirectory, arbiter_pid: int, arbiter: Link) -> None:
-        self.config = config
-        self.run_directory = run_directory
         self.arbiter = arbiter
         self.arbiter_pidfd = os.pidfd_open(arbiter_pid)
+        self.run_directory = run_directory
         self.started = time.monotonic()
-        self.source = catalogue.parse(config.model.source, config)
-        self.model = config.model.name or self.source.served_name
-        self.files: dict[str, str] = {}
         self.was_ready = False
-        self.serve: ServeModel | None = None
+        self.scheduler_was_up = False
         self.watched = WatchedTime(self.started)
         self.silence = Silence()
         fault = configuration.injected_fault(config)
+        self.fault_text = fault
         self.fault: FaultSpec | None = fault_spec.parse(fault) if fault else None
         self.worker_lives = 0
-        config_path = str(run_directory.write_config(config, 1))
-        self.scheduler = Role("scheduler", SCHEDULER, ["--config", config_path])
-        self.fetcher = Role("fetch", FETCHER, ["--config", config_path])
-        self.worker = Role(
-            "worker",
-            WORKER,
-            [
-                "--endpoint",
-                str(endpoints.workers_socket(run_directory.path)),
-                "--model",
-                self.model,
-                "--log-level",
-                config.logging.level,
-                "--log-format",
-                config.logging.format,
-                *(["--record-plans", config.debug.record_plans] if config.debug.record_plans else []),
-            ],
-            WORKER_ENVIRONMENT,
-        )
-        self.roles = [self.scheduler, self.fetcher, self.worker]
+        self.models = ServedModels(run_directory.path)
+        self.operating = Operating(config, run_directory, self.models, self)
+        self.scheduler = Role("scheduler", SCHEDULER, ["--config", self.operating.config_path])
+
+    @property
+    def config(self) -> Config:
+        return self.operating.config
+
+    @property
+    def roles(self) -> list[Role]:
+        return [self.scheduler, *(role for model in self.models for role in (model.fetcher, model.worker))]
 
     # the loop
 
     def run(self) -> None:
         """Until the arbiter says Stop or dies. Raises GiveUp."""
+        source = catalogue.parse(self.config.model.source, self.config)
+        self.models.add(source, self.config.model.name or source.served_name, self.config, self.operating.config_path)
         self._start(self.scheduler)
         while True:
             watched: dict[int, Callable[[], bool]] = {
@@ -148,16 +116,17 @@ class Supervisor:
         return max(0.0, min([*due, LONGEST_SLEEP_S])) * 1e3 + 1
 
     def _end_silent(self) -> None:
-        """A scheduler or worker that has stopped saying that it runs (it was stopped itself, or cannot) is killed: its death is
-        then handled as any other."""
-        late = self.silence.overdue(self.watched.at(time.monotonic()))
+        """A scheduler or worker that has stopped saying that it runs (it was stopped itself, or cannot) is killed, and so is a
+        worker that does not end though it was told to: their deaths are then handled as any other."""
+        overdue = self.silence.overdue(self.watched.at(time.monotonic()))
         for role in self.roles:
-            if role.running is not None and role.name in late:
-                self._end(role.running, f"silent for {self.config.watch.heartbeat_s:g} s, and was killed")
-
-    def _end(self, running: Running, reason: str) -> None:
-        running.ended_for = reason
-        running.child.kill()
+            if role.running is not None and role.name in overdue:
+                role.running.end(f"silent for {self.config.watch.heartbeat_s:g} s, and was killed")
+        for model in self.models:
+            if model.stop_at is not None and model.stop_at <= time.monotonic() and model.worker.running is not None:
+                log.warning("the %s did not end within %g s; killed", model.worker.name, children.STOP_WAIT_S)
+                model.stop_at = None
+                model.worker.running.end("it did not stop")
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -166,30 +135,30 @@ class Supervisor:
                 self._start(role)
 
     def _start(self, role: Role) -> None:
-        leash, theirs = sockets.pair(decode_from_child)
-        arguments = [*role.arguments, *(self._fault_arguments() if role is self.worker else [])]
-        child = Child(role.module, arguments, theirs, configuration.child_environment(role.environment), role is self.fetcher)
-        role.running, role.start_at = Running(child, leash), None
-        if role is not self.fetcher:
+        worker = any(role is model.worker for model in self.models)
+        role.start(self._fault_arguments() if worker else ())
+        if not role.silent:
             self.silence.expect(role.name, START_WAIT_S, self.watched.at(time.monotonic()))
-        log.debug("started %s (pid %d)", role.name, child.pid)
-        if role is self.worker:
-            leash.send(SchedulerUp())
+        if worker:
+            role.tell(SchedulerUp())
 
     def _fault_arguments(self) -> list[str]:
         """What a worker is told to do wrong, for as many lives as were asked for."""
         self.worker_lives += 1
         if self.fault is None or self.worker_lives > self.fault.lives:
             return []
-        return ["--fault", configuration.injected_fault(self.config)]
+        return ["--fault", self.fault_text]
 
     # events; each returns whether to go on
 
     def _arbiter_spoke(self) -> bool:
         try:
-            return not isinstance(self.arbiter.receive(), Stop)
+            message = self.arbiter.receive()
         except (Closed, BadMessage):
             return False
+        if isinstance(message, Drain):
+            self.operating.drain()
+        return not isinstance(message, Stop)
 
     def _child_spoke(self, role: Role) -> bool:
         if role.running is None:
@@ -201,107 +170,157 @@ class Supervisor:
         except BadMessage as error:
             log.error("%s sent what is no message: %s", role.name, error)
             return True
-        if role is not self.fetcher:
+        if not role.silent:
             self.silence.expect(role.name, self.config.watch.heartbeat_s, self.watched.at(time.monotonic()))
         if isinstance(message, Progress):
-            self._report(message.phase, message.note)
+            self.report(message.phase, message.note)
         elif isinstance(message, LastWords):
             role.running.last_words = message.message
-        elif isinstance(message, ChildReady) and role is self.scheduler:
-            self._scheduler_up()
         elif isinstance(message, Fetched):
-            self._fetched(message)
-        elif isinstance(message, ModelReady):
-            self._model_ready()
-        elif isinstance(message, WorkerHung):
-            if self.worker.running is not None and self.worker.running.child.pid == message.pid:
-                self._end(self.worker.running, message.error)
-        elif isinstance(message, ModelLost) and not self.was_ready:
-            raise GiveUp(message.error)
+            self._fetched(next(model for model in self.models if model.fetcher is role), message)
+        elif role is self.scheduler:
+            self._scheduler_spoke(message)
         return True
+
+    def _scheduler_spoke(self, message: object) -> None:
+        if isinstance(message, ChildReady):
+            self._scheduler_up()
+        elif isinstance(message, OperatorAsks):
+            self.operating.obey(message)
+        elif isinstance(message, WorkerHung):
+            for running in [model.worker.running for model in self.models]:
+                if running is not None and running.child.pid == message.pid:
+                    running.end(message.error)
+        elif isinstance(message, ModelReady | ModelLost | Retired):
+            model = self.models.get(message.instance)
+            if model is not None:
+                self._model_changed(model, message)
+
+    def _model_changed(self, model: ServedModel, message: ModelReady | ModelLost | Retired) -> None:
+        if isinstance(message, ModelReady):
+            model.blocks, model.seats = message.blocks, message.seats
+            self._model_ready(model)
+        elif isinstance(message, Retired):
+            self.retired(model)
+        elif not model.was_ready:
+            self.model_failed(model, message.error)
 
     def _child_died(self, role: Role) -> bool:
         """Reaps it; then the one who is needed is started again, after a while that grows, until it is too often."""
         if role.running is None:
             return True
-        ended_for = role.running.ended_for
-        words = self._reap(role)
-        why = words or ended_for or "killed"
-        if role is self.fetcher:
-            if self.serve is None or not self.files:
-                raise GiveUp(words or "the model could not be fetched")
+        words = role.reap()
+        self.silence.forget(role.name)
+        ended_for = words  # what it said, or what we killed it for
+        why = words or "killed"
+        model = next((model for model in self.models if role in (model.fetcher, model.worker)), None)
+        if model is not None and role is model.fetcher:
+            if not model.files:
+                self.model_failed(model, words or "the model could not be fetched")
             return True
-        if not self.was_ready and words:
-            raise GiveUp(words)
+        if model is not None and (model.error or model.stop_at is not None):
+            self._worker_stopped(model)
+            return True
+        ready = self.was_ready if model is None else model.was_ready
+        if not ready and ended_for:
+            self._cannot_start(model, why)
+            return True
         delay = role.restarts.died(time.monotonic())
         if delay is not None:
             log.warning("the %s is gone (%s); starting another%s", role.name, why, f" in {delay:g} s" if delay else "")
             role.start_at = time.monotonic() + delay
-        elif role is self.worker and self.was_ready:
+        elif model is not None and model.was_ready:
             often = f"its worker died {len(role.restarts)} times in a minute; last: {why}"
-            self._serve(f"{often}. Restart helexa once that is mended")
+            model.error = f"{often}. Restart helexa once that is mended"
+            self.scheduler.tell(model.message())
         else:
-            raise GiveUp(f"the {role.name} died too often; last: {why}")
+            self._cannot_start(model, f"the {role.name} died too often; last: {why}")
         return True
 
-    def _reap(self, role: Role) -> str:
-        """Collects a dead child and the words it left. The leash of one that only closed it is cut too, so that it ends."""
-        running, role.running = role.running, None
-        self.silence.forget(role.name)
-        if running is None:
-            return ""
-        words = running.last_words
-        running.child.kill()
-        try:
-            while True:
-                message = running.leash.receive()
-                words = message.message if isinstance(message, LastWords) else words
-        except (Closed, BadMessage):
-            pass
-        running.leash.close()
-        running.child.reap()
-        return words
+    def _cannot_start(self, model: ServedModel | None, why: str) -> None:
+        if model is None:
+            raise GiveUp(why)
+        self.model_failed(model, why)
 
-    # start-up
+    # models
 
     def _scheduler_up(self) -> None:
-        if self.serve is not None:
-            self._serve("")
-            if self.worker.running is not None:
-                self.worker.running.leash.send(SchedulerUp())
-            return
-        self._serve("")
-        found = catalogue.find(self.source, self.config)
+        """A scheduler is told all that counts; the first one sets off the start of the first model."""
+        self.scheduler.tell(self.operating.settings())
+        for model in self.models:
+            self.scheduler.tell(model.message())
+            if model.retiring:
+                self.scheduler.tell(RetireModel(model.instance))
+            model.worker.tell(SchedulerUp())
+        if not self.scheduler_was_up:
+            self.scheduler_was_up = True
+            for model in self.models:
+                self.begin(model)
+
+    def begin(self, model: ServedModel) -> None:
+        """Fetches the model where it is not in the cache, then starts its worker."""
+        self.scheduler.tell(model.message())
+        found = catalogue.find(model.source, self.config)
         if found is not None:
-            self._fetched(Fetched(found.files, f"{self.model} is in the cache ({found.bytes / 1e6:.0f} MB)"))
+            self._fetched(model, Fetched(found.files, f"{model.name} is in the cache ({found.bytes / 1e6:.0f} MB)"))
         else:
-            self._start(self.fetcher)
+            self._start(model.fetcher)
 
-    def _serve(self, error: str) -> None:
-        """Tells the scheduler what is served."""
-        self.serve = ServeModel(self.model, str(self.source), self.files, self.was_ready, error)
-        if self.scheduler.running is not None:
-            try:
-                self.scheduler.running.leash.send(self.serve)
-            except Closed:
-                log.debug("the scheduler is gone; its successor is told")
+    def _fetched(self, model: ServedModel, message: Fetched) -> None:
+        model.files = message.files
+        self.report("fetch", message.note)
+        self.scheduler.tell(model.message())
+        self._start(model.worker)
 
-    def _fetched(self, message: Fetched) -> None:
-        self.files = message.files
-        self._report("fetch", message.note)
-        self._serve("")
-        self._start(self.worker)
-
-    def _model_ready(self) -> None:
+    def _model_ready(self, model: ServedModel) -> None:
         server = self.config.server
         host = f"[{server.host}]" if ":" in server.host else server.host
         if not self.was_ready:
-            self._report("ready", f"http://{host}:{server.port}/v1 serves {self.model}; Ctrl-C stops")
+            self.report("ready", f"http://{host}:{server.port}/v1 serves {model.name}; Ctrl-C stops")
+        elif model.was_ready:
+            log.warning("%s answers again", model.name)
         else:
-            log.warning("%s answers again", self.model)
+            log.info("%s is ready", model.name)
         self.was_ready = True
+        first, model.was_ready = not model.was_ready, True
+        if first:
+            self.operating.model_ready(model)
 
-    def _report(self, phase: str, note: str) -> None:
+    def model_failed(self, model: ServedModel, error: str) -> None:
+        """It cannot be served. Without any other that is the end of the start; else the others go on as before."""
+        if not self.was_ready:
+            raise GiveUp(error)
+        if model.error:
+            return
+        model.error = error
+        log.error("%s: %s", model.name, error)
+        self.operating.model_failed(model, error)
+        self.retire(model)
+
+    def retire(self, model: ServedModel) -> None:
+        """Nothing new goes to it; once nothing is left, `retired` follows."""
+        model.retiring = True
+        self.scheduler.tell(RetireModel(model.instance))
+
+    def retired(self, model: ServedModel) -> None:
+        """The scheduler has forgotten it: its worker may end."""
+        for role in (model.fetcher, model.worker):
+            role.start_at = None
+            role.tell(Stop())
+        model.stop_at = time.monotonic() + children.STOP_WAIT_S
+        if model.worker.running is None:
+            self._worker_stopped(model)
+
+    def _worker_stopped(self, model: ServedModel) -> None:
+        if model.stop_at is not None and model.fetcher.running is None:
+            self.models.remove(model)
+            self.operating.model_gone(model)
+
+    def hang_up_web(self) -> None:
+        """New web workers take over; the old ones end once their streams have."""
+        signal.pidfd_send_signal(self.arbiter_pidfd, signal.SIGHUP)
+
+    def report(self, phase: str, note: str) -> None:
         if self.was_ready:
             log.info("%s: %s", phase, note)
             return
@@ -310,27 +329,8 @@ class Supervisor:
     # the end
 
     def stop(self) -> None:
-        """Ends every child, first by word, then by force, and removes the run directory."""
-        for role in self.roles:
-            if role.running is not None:
-                try:
-                    role.running.leash.send(Stop())
-                except Closed:
-                    continue
-        deadline = time.monotonic() + STOP_WAIT_S
-        waiting = [role for role in self.roles if role.running is not None]
-        while waiting and time.monotonic() < deadline:
-            poller = select.poll()
-            for role in waiting:
-                assert role.running is not None
-                poller.register(role.running.child.pidfd, select.POLLIN)
-            ended = {fd for fd, _ in poller.poll((deadline - time.monotonic()) * 1e3)}
-            for role in [role for role in waiting if role.running is not None and role.running.child.pidfd in ended]:
-                self._reap(role)
-            waiting = [role for role in waiting if role.running is not None]
-        for role in waiting:
-            log.warning("the %s did not end within %g s; killed", role.name, STOP_WAIT_S)
-            self._reap(role)
+        """Ends every child and removes the run directory."""
+        children.stop(self.roles, lambda role: log.debug("the %s has ended", role.name))
         self.run_directory.remove()
 
 
@@ -346,10 +346,13 @@ def main() -> int:
         installation.folder()
         config = configuration.from_environment()
         logs.set_up("supervisor", config.logging.level, config.logging.format)
+        warning = exposure.check(config)
         run_directory = RunDirectory.acquire(config)
     except (HelexaError, RuntimeError) as error:
         return _last_words(arbiter, str(error))
     print(f"helexa {__version__}: starting in {run_directory.path}", file=sys.stderr, flush=True)
+    if warning:
+        print(warning, file=sys.stderr, flush=True)
     supervisor = Supervisor(config, run_directory, options.arbiter_pid, arbiter)
     arbiter.send(ChildReady(str(Path(run_directory.path))))
     try:

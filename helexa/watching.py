@@ -9,6 +9,11 @@ LONGEST_SLEEP_S = 1.0  # a watcher wakes at least this often while it watches
 _LONGEST_TURN_S = 2.0
 
 
+def beat_every(patience: float) -> float:
+    """Seconds between two beats of one that is ended after `patience` seconds of silence."""
+    return min(LONGEST_SLEEP_S, patience / 4)
+
+
 class WatchedTime:
     """Seconds that the watcher has been awake for; a longer gap between two looks than it ever sleeps is none of them."""
 

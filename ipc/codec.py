@@ -22,7 +22,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    return _encoder.encode(message)
+    """Raises BadMessage for text that has no bytes: half of a surrogate pair."""
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        raise BadMessage(str(error)) from None
 
 
 class Decoder:

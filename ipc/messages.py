@@ -388,6 +388,8 @@ class ServeModel(Struct, tag="serve_model", forbid_unknown_fields=True):
     error: str = ""
     instance: int = 1  # told apart by it: while a model is swapped, two of one name are served
     context: int = 0  # tokens; 0: what the model was trained for
+    blocks: int = 0  # KV blocks and seats it was given under an earlier scheduler; 0: to be planned
+    seats: int = 0
 
 
 class RetireModel(Struct, tag="retire_model", forbid_unknown_fields=True):
@@ -431,6 +433,8 @@ class ModelReady(Struct, tag="model_ready", forbid_unknown_fields=True):
 
     name: str
     instance: int = 1
+    blocks: int = 0
+    seats: int = 0
 
 
 class ModelLost(Struct, tag="model_lost", forbid_unknown_fields=True):

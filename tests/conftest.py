@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from golden_plugin import golden, pytest_addoption
+from hypothesis import settings
 
 __all__ = ["golden", "pytest_addoption"]
 
+settings.register_profile("helexa", deadline=None)  # no test depends on how busy the machine is
+settings.load_profile("helexa")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 for _name in ("HELEXA_CONFIG", "HELEXA_FLAGS"):

@@ -36,6 +36,7 @@ from ipc.messages import (
     LastWords,
     Load,
     Loaded,
+    LogLevel,
     Plan,
     Ready,
     Register,
@@ -52,7 +53,6 @@ from workers.seats import PlanError
 
 log = logging.getLogger("worker")
 ROOT = Path("/")
-BEAT_S = 1.0
 
 
 class WorkerFault(Exception):
@@ -72,6 +72,7 @@ class Arguments:
     rank: int
     record_plans: Path | None = None
     fault: FaultSpec | None = None
+    instance: int = 1
 
 
 class Worker:
@@ -96,6 +97,8 @@ class Worker:
                     return
                 if isinstance(message, SchedulerUp):
                     self._connect(poller)
+                elif isinstance(message, LogLevel):
+                    logs.set_level(message.level)
             elif self.link is not None and self.link.fileno() in ready:
                 try:
                     self._serve(self.link)
@@ -106,7 +109,7 @@ class Worker:
         self._disconnect(poller)
         try:
             link = sockets.connect(self.arguments.endpoint, decode_to_worker)
-            link.send(Register(self.arguments.model, self.arguments.rank, os.getpid(), PROTOCOL_VERSION))
+            link.send(Register(self.arguments.model, self.arguments.rank, os.getpid(), PROTOCOL_VERSION, self.arguments.instance))
         except Closed as error:
             log.info("the scheduler is gone again (%s); waiting for the next", error)
             return
@@ -210,12 +213,12 @@ def classified(error: Exception) -> WorkerFault:
     return WorkerFault("device", f"{type(error).__name__}: {error}")
 
 
-def beat(leash: Link) -> None:
+def beat(leash: Link, seconds: float) -> None:
     """Tells the supervisor that this process runs, until the supervisor is gone. A thread: a step may take long."""
     try:
         while True:
             leash.offer(Beat())
-            time.sleep(BEAT_S)
+            time.sleep(seconds)
     except Closed:
         pass
 
@@ -235,8 +238,10 @@ def main() -> int:
     parser.add_argument("--leash-fd", type=int, required=True)
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--instance", type=int, default=1)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--record-plans", type=Path)
+    parser.add_argument("--beat-s", type=float, default=1.0)
     parser.add_argument("--fault", type=fault_spec.parse)
     parser.add_argument("--log-level", choices=sorted(logs.LEVELS), default="info")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
@@ -244,8 +249,9 @@ def main() -> int:
     logs.set_up(f"worker {options.rank}", options.log_level, options.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leash = sockets.from_fd(options.leash_fd, decode_to_child)
-    threading.Thread(target=beat, args=(leash,), name="beat", daemon=True).start()
-    arguments = Arguments(options.leash_fd, options.endpoint, options.model, options.rank, options.record_plans, options.fault)
+    threading.Thread(target=beat, args=(leash, options.beat_s), name="beat", daemon=True).start()
+    given = (options.leash_fd, options.endpoint, options.model, options.rank, options.record_plans, options.fault)
+    arguments = Arguments(*given, instance=options.instance)
     worker = Worker(arguments, leash)
     try:
         worker.run()

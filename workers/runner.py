@@ -47,6 +47,7 @@ class Runner:
         self.end_ids = end_ids
         self._grammars = Grammars(file.metadata, end_ids, self.model.vocab)
         self._max_step_tokens = max_step_tokens
+        self._max_seats = max_seats
         self._seats: Seats | None = None
         self._ring: StepRing | None = None
         self._arrays = MemfdArrays()
@@ -140,13 +141,14 @@ class Runner:
 
     def measure_logit_row(self, clock: Callable[[], float]) -> float:
         """Milliseconds that a row costs by wanting logits, from a step of a few that all do and one of as many that do not."""
-        rows = min(PRICE_LOGIT_ROWS, self._max_step_tokens)
+        rows = min(PRICE_LOGIT_ROWS, self._max_step_tokens, self._max_seats)
         few, all_of_them = (self._fastest(_probe_step(rows, logit_rows), clock) for logit_rows in (1, rows))
         return max(0.0, all_of_them - few) / max(1, rows - 1)
 
     def _fastest(self, step: StepInputs, clock: Callable[[], float]) -> float:
         """Milliseconds of the fastest of PRICE_RUNS runs, or of fewer where one takes long."""
-        started, times = clock(), []
+        started = clock()
+        times: list[float] = []
         while len(times) < PRICE_RUNS and clock() - started < PRICE_BUDGET_S / len(PRICE_ROWS):
             before = clock()
             self.ops.run(self.model.forward, step)

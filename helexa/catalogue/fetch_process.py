@@ -35,6 +35,7 @@ def main() -> int:
         prog="helexa.catalogue.fetch_process", description="Fetches a model; the supervisor starts it."
     )
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--source", required=True)
     parser.add_argument("--leash-fd", type=int, required=True)
     options = parser.parse_args()
     config = configuration.read_generation(options.config)
@@ -42,7 +43,7 @@ def main() -> int:
     leash = sockets.from_fd(options.leash_fd, decode_to_child)
     threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
     try:
-        source = catalogue.parse(config.model.source, config)
+        source = catalogue.parse(options.source, config)
         files = catalogue.fetch(source, config, lambda line: leash.send(Progress("fetch", line)))
         leash.send(Fetched(files.files, f"{files.name} is in the cache ({files.bytes / 1e6:.0f} MB)"))
     except HelexaError as error:

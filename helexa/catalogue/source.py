@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def _parse(text: str, config: Config, depth: int) -> Source:
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+-]*):(?!//)", text)
     if scheme:
         return _of_scheme(scheme[1].lower(), text[scheme.end() :], text)
-    if text.startswith(("/", "./", "../", "~")) or (text.endswith(".gguf") and ":" not in text) or Path(text).exists():
+    if text.startswith(("/", "./", "../", "~")) or (text.endswith(".gguf") and ":" not in text) or os.path.exists(text):
         return _file(text, text)
     if config.default_source not in SCHEMES:
         raise ConfigError(f"`default_source` = {config.default_source!r} is no source; known: {', '.join(SCHEMES)}")
@@ -100,7 +101,12 @@ def _of_scheme(scheme: str, rest: str, text: str) -> Source:
 def _file(rest: str, text: str) -> Source:
     if not rest:
         raise ModelSourceError(f"{text}: a path is missing; write file:/path/to/model.gguf")
-    return Source(text, "file", str(Path(rest).expanduser().absolute()))
+    try:
+        path = Path(rest).expanduser().absolute()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a folder that is closed to us, a `~` of nobody
+        raise ModelSourceError(f"{text:.160}: not a path that can be read ({error}); see docs/models.md") from None
+    return Source(text, "file", str(path))
 
 
 def _pypi(rest: str, text: str) -> Source:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from helexa.config import Config, describe
+from helexa.config import Config, describe, value_of
 
 
 def check(config: Config, config_file: Path | None, out: TextIO) -> int:
     """Prints every key whose value is not the default. The configuration was loaded, so it is right."""
     print(f"configuration: {config_file or 'no file, defaults only'}", file=out)
     for item in describe():
-        value = _value(config, item.path)
+        value = value_of(config, item.path)
         if value != item.default and not item.path.startswith("paths."):
             print(f"  {item.path} = {json.dumps(value)}", file=out)
     print("all keys are known and their values fit", file=out)
@@ -37,10 +36,3 @@ def list_keys(out: TextIO) -> int:
 
 def _toml(value: Any) -> str:
     return "{}" if value == {} else json.dumps(value)
-
-
-def _value(config: Config, path: str) -> Any:
-    here: Any = config
-    for name in path.split("."):
-        here = getattr(here, name)
-    return dataclasses.asdict(here) if dataclasses.is_dataclass(here) and not isinstance(here, type) else here

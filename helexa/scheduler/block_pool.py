@@ -74,7 +74,15 @@ class BlockPool:
                     self._cached[block] = None
                 else:
                     self._free.append(block)
-        while len(self._cached) > self._cached_limit:
+        self.evict_cached(self._cached_limit)
+
+    def limit_cached(self, cached_limit: int) -> None:
+        self._cached_limit = cached_limit
+        self.evict_cached(cached_limit)
+
+    def evict_cached(self, down_to: int) -> None:
+        """Until at most so many cached blocks are left, the longest unused first."""
+        while len(self._cached) > down_to:
             self._evict()
 
     def drop_cached(self, block: int) -> None:

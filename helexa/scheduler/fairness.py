@@ -28,6 +28,10 @@ class FairQueue:
         self.tokens = 0  # tokens to compute of all that wait
         self._by_key: dict[str, int] = {}
 
+    def set_weight(self, key: str, weight: float) -> None:
+        """For what is computed from now on; a key that has none weighs 1."""
+        self._weights[key] = weight
+
     def __len__(self) -> int:
         return self._size
 

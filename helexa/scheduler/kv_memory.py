@@ -110,6 +110,18 @@ class KvMemory:
         for block in cached:
             self.pool.drop_cached(block)
 
+    def adjust(self, reserve_tokens: int, cached_limit: int) -> None:
+        """Other bounds, for what is seated and released from now on; what the prefix cache holds beyond its own is let go."""
+        self._reserve_tokens = reserve_tokens
+        self._caching = cached_limit > 0
+        self.pool.limit_cached(cached_limit)
+
+    def flush_cache(self) -> int:
+        """Forgets the prefixes that nobody runs now; how many blocks they took."""
+        cached = self.pool.num_cached
+        self.pool.evict_cached(down_to=0)
+        return cached
+
     def _on_evict(self, block: int) -> None:
         for below in self.cache.evict(block):
             self.pool.drop_cached(below)

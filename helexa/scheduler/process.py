@@ -1,6 +1,6 @@
 """The scheduler process: `python -P -m helexa.scheduler.process`. It binds every socket and owns no device.
 
-One loop: wait for a message or a deadline, hand messages to the engines, plan a step for each worker that is free, send what
+One loop: wait for a message or a deadline, hand messages to the engines, plan a step for the worker whose turn it is, send what
 became due. Nothing in it blocks but the wait.
 """
 
@@ -11,75 +11,58 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from helexa import config as configuration
 from helexa import logs
 from helexa.config import Config
 from helexa.errors import RequestError
+from helexa.keys.key_book import KeyBook
+from helexa.keys.key_limits import KeyLimits
 from helexa.metrics import Metrics
 from helexa.scheduler import control
+from helexa.scheduler.client_socket import ClientSocket, Due, Refusal
 from helexa.scheduler.engine import Engine
-from helexa.scheduler.sequence import Sequence
-from helexa.watching import LONGEST_SLEEP_S, Silence, WatchedTime
+from helexa.scheduler.operator_socket import OperatorSocket
+from helexa.scheduler.roster import Roster
+from helexa.scheduler.waits import WaitReports
+from helexa.scheduler.worker_links import WorkerLinks
+from helexa.watching import WatchedTime, beat_every
 from ipc import codec, endpoints, installation, messages, sockets
-from ipc.codec import BadMessage
 from ipc.sockets import Closed, Link
 
 log = logging.getLogger("scheduler")
 
-CLIENT_HIGH_WATER = 1000  # messages held for a client that does not read
-HEARTBEAT_MS = 5000
-HEARTBEAT_TIMEOUT_MS = 15000
 RETRY_SEND_MS = 20  # while a client's pipe is full
-CLIENT_MESSAGES_A_TURN = 256
-CONTROL_CONNECTIONS = 32
 
 
 class SchedulerProcess:
     def __init__(self, config: Config, run_dir: Path, leash: Link) -> None:
         self.config = config
+        self.generation = 0
         self.leash = leash
         self.incarnation = secrets.randbits(48) | 1
-        self.metrics = Metrics()
-        self.engines = self.metrics.engines
-        self.clients: set[bytes] = set()
-        self.links: dict[int, tuple[Link, str | None]] = {}  # by descriptor: connection, and its model once registered
-        self.control: dict[int, tuple[socket.socket, bytearray]] = {}
-        self.planned_at: dict[str, float] = {}
+        self.draining = False
+        self.paused: list[str] = []
+        self.roster = Roster()
+        self.metrics = Metrics(self.roster)
+        self.keys = KeyBook(config.keys.file)
+        self.limits = KeyLimits()
+        self.metrics.count_keys(self.limits.usage)
+        self.waits = WaitReports()
         self.watched = WatchedTime(time.monotonic())
-        self.steps = Silence()  # of models whose worker computes
-        self.blocked = False  # some client's pipe is full
-        self.context = zmq.Context()
-        self.router = self._bind_router(endpoints.requests(run_dir))
-        self.workers = sockets.listen(str(endpoints.workers_socket(run_dir)))
-        self.operators = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        control_path = endpoints.control_socket(run_dir)
-        control_path.unlink(missing_ok=True)
-        self.operators.bind(str(control_path))
-        self.operators.listen(16)
+        self.asked: dict[int, int] = {}  # operators' commands that the supervisor has: id -> descriptor
+        self.clients = ClientSocket(endpoints.requests(run_dir), self._drop)
+        workers = endpoints.workers_socket(run_dir)
+        self.workers = WorkerLinks(workers, self.roster, self.metrics, self.watched, leash.send, self._after_worker)
+        self.operators = OperatorSocket(endpoints.control_socket(run_dir))
         self.poller = zmq.Poller()
-        for readable in (self.router, self.leash.fileno(), self.workers.fileno(), self.operators.fileno()):
+        for readable in (self.clients.socket, leash.fileno(), self.workers.fileno(), self.operators.fileno()):
             self.poller.register(readable, zmq.POLLIN)
-
-    def _bind_router(self, endpoint: str) -> zmq.Socket[bytes]:
-        router = self.context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.LINGER, 0)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        router.setsockopt(zmq.MAXMSGSIZE, codec.MAX_CLIENT_BYTES)
-        router.setsockopt(zmq.SNDHWM, CLIENT_HIGH_WATER)
-        router.setsockopt(zmq.RCVHWM, CLIENT_HIGH_WATER)
-        router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        router.bind(endpoint)
-        return router
 
     def run(self) -> None:
         """Until the supervisor says Stop; raises Closed when it is gone."""
@@ -87,360 +70,267 @@ class SchedulerProcess:
             ready = dict(self.poller.poll(self._timeout_ms(time.monotonic())))
             now = time.monotonic()
             self.leash.offer(messages.Beat())
-            if self.router in ready:
-                self._read_clients(now)
-            if self.leash.fileno() in ready and not self._read_leash():
+            if self.clients.socket in ready:
+                for client, message in self.clients.receive():
+                    self._on_client(client, message, now)
+            if self.leash.fileno() in ready and not self._read_leash(now):
+                self._report_left()
                 return
-            if self.workers.fileno() in ready:
-                self._accept_worker()
-            for fd in [fd for fd in ready if fd in self.links]:
-                self._read_worker(fd, now)
-            if self.operators.fileno() in ready:
-                self._accept_operator()
-            for fd in [fd for fd in ready if fd in self.control]:
-                self._read_operator(fd)
-            self._watch(self.watched.at(now))
+            self._read_workers(ready, now)
+            self._read_operators(ready, now)
+            self.watched.at(now)
+            self.workers.watch(now, self.config.watch.step_s)
             self._expire(now)
-            self._interrupt()
-            self._plan(now)
+            self._unregister(self.workers.call_back(now))
+            self._unregister(self.workers.plan(now, self.config.watch.step_s))
             self._flush()
 
     def _timeout_ms(self, now: float) -> int:
-        deadlines = [engine.scheduler.next_deadline() for engine in self.engines.values() if engine.scheduler is not None]
+        deadlines = [engine.next_deadline() for engine in self.roster]
         waits = [max(0.0, deadline - now) * 1e3 for deadline in deadlines if deadline is not None]
-        if self.blocked:
+        if self.clients.blocked:
             waits.append(RETRY_SEND_MS)
-        return int(min([*waits, LONGEST_SLEEP_S * 1e3])) + 1
+        return int(min([*waits, beat_every(self.config.watch.heartbeat_s) * 1e3])) + 1
+
+    def _unregister(self, fds: list[int]) -> None:
+        for fd in fds:
+            self.poller.unregister(fd)
 
     # clients
 
-    def _read_clients(self, now: float) -> None:
-        for _ in range(CLIENT_MESSAGES_A_TURN):
-            try:
-                client, *frames = self.router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                message = codec.decode_client(frames[0] if len(frames) == 1 else b"")
-            except BadMessage as error:
-                req_id = _claimed_req_id(frames)
-                log.warning("a client sent what is no message: %s", error)
-                self._refuse(client, req_id, RequestError("invalid_value", f"not a message of this protocol: {error}"))
-                continue
-            self._on_client(client, message, now)
-
     def _on_client(self, client: bytes, message: object, now: float) -> None:
-        if isinstance(message, messages.Hello):
-            self.clients.add(client)
-            self._send(client, messages.Welcome(self.incarnation, messages.PROTOCOL_VERSION, self._models()))
+        if isinstance(message, Refusal):
+            log.warning("a client sent what is no message: %s", message)
+            self._refuse(client, message.req_id, RequestError("invalid_value", f"not a message of this protocol: {message}"))
+        elif isinstance(message, messages.Hello):
+            self.clients.clients.add(client)
+            welcome = messages.Welcome(self.incarnation, messages.PROTOCOL_VERSION, self.roster.infos(), self.draining)
+            self.clients.send(client, welcome)
         elif isinstance(message, messages.Embed):
             self._refuse(client, message.req_id, RequestError("embeddings_unsupported", "no served model makes embeddings"))
         elif isinstance(message, messages.Generate):
             self._on_generate(client, message, now)
         elif isinstance(message, messages.Abort | messages.Credit | messages.FinishAck):
-            for engine in self.engines.values():
+            for engine in self.roster:
                 engine.handle(client, message, now)
             if isinstance(message, messages.Abort) and message.reason == "cancel":
                 logs.event(log, "aborted", req_id=message.req_id, choice=message.choice)
 
     def _on_generate(self, client: bytes, message: messages.Generate, now: float) -> None:
-        engine = self.engines.get(message.model)
         try:
-            if engine is None:
-                served = ", ".join(self.engines) or "none yet"
-                raise RequestError("model_not_found", f"model `{message.model}` is not served; served: {served}", "model")
+            engine = self.roster.for_request(message)
+            new = not message.resumed and not engine.knows(client, message.req_id)
+            if new:
+                self._admit(message, now)
             engine.handle(client, message, now)
         except RequestError as error:
             self._refuse(client, message.req_id, error)
             return
+        if new and message.key:
+            self.limits.took(message.key, len(message.prompt_ids))
         logs.event(log, "accepted", req_id=message.req_id, prompt_tokens=len(message.prompt_ids), resumed=message.resumed)
-        self._send(client, messages.Accepted(self.incarnation, message.req_id))
+        self.clients.send(client, messages.Accepted(self.incarnation, message.req_id))
+
+    def _admit(self, message: messages.Generate, now: float) -> None:
+        """Raises RequestError while the service drains, and where the key's limits are used up."""
+        if self.draining:
+            raise RequestError("shutting_down", "the server takes no new requests; ask another instance, or again later")
+        key = self.keys.named(message.key) if message.key else None
+        if key is not None:
+            self.limits.admit(key, sum(engine.num_open_of(key.id) for engine in self.roster), now)
+            for engine in self.roster:
+                engine.set_weight(key.id, key.weight)
 
     def _refuse(self, client: bytes, req_id: str, error: RequestError) -> None:
         logs.event(log, "refused", req_id=req_id, code=error.code)
-        self._send(client, messages.Refused(self.incarnation, req_id, error.code, error.message, error.retry_after))
+        self.clients.send(client, messages.Refused(self.incarnation, req_id, error.code, error.message, error.retry_after))
 
-    def _send(self, client: bytes, message: msgspec.Struct) -> bool:
-        """Whether the client's pipe took it. A client that is gone is dropped."""
-        try:
-            self.router.send_multipart([client, codec.encode(message)], zmq.NOBLOCK)
-        except zmq.Again:
-            self.blocked = True
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            self._drop(client)
-            return False
-        return True
+    def _refuse_given_up(self, engine: Engine) -> None:
+        for given_up in engine.take_refusals():
+            self._refuse(given_up.client, given_up.req_id, given_up.error)
 
     def _drop(self, client: bytes) -> None:
-        self.clients.discard(client)
-        for engine in self.engines.values():
+        for engine in self.roster:
             engine.drop_client(client, time.monotonic())
 
-    def _models(self) -> list[messages.ModelInfo]:
-        return [engine.info() for engine in self.engines.values()]
-
     def _announce(self) -> None:
-        update = messages.Models(self.incarnation, self._models())
-        for client in list(self.clients):
-            self._send(client, update)
+        self.clients.announce(messages.Models(self.incarnation, self.roster.infos(), self.draining))
 
     # the supervisor
 
-    def _read_leash(self) -> bool:
+    def _read_leash(self, now: float) -> bool:
         """False when told to stop."""
         message = self.leash.receive()
         if isinstance(message, messages.Stop):
             return False
         if isinstance(message, messages.ServeModel):
-            engine = self.engines.get(message.name)
-            if engine is None:
-                engine = Engine(
-                    message.name,
-                    message.source,
-                    message.files,
-                    self.config,
-                    self.incarnation,
-                    int(time.time()),
-                    message.was_ready,
-                )
-                self.engines[message.name] = engine
-            engine.files = message.files
-            if message.error:
-                engine.fail(message.error, time.monotonic())
-                self._refuse_given_up(engine)
-            self._announce()
+            self._serve(message, now)
+        elif isinstance(message, messages.RetireModel):
+            self.roster.retire(message.instance, now)
+        elif isinstance(message, messages.Settings):
+            self._settle(message, now)
+        elif isinstance(message, messages.OperatorAnswer):
+            reply = {"ok": False, "error": message.error} if message.error else {"ok": True, "note": message.note}
+            self._answer(self.asked.pop(message.id, -1), control.encode(reply))
+            return True
+        self._announce()
         return True
+
+    def _serve(self, message: messages.ServeModel, now: float) -> None:
+        engine = self.roster.get(message.instance)
+        if engine is None:
+            engine = Engine(message, self.config, self.incarnation, int(time.time()))
+            engine.pause(self._is_paused(engine.name), now)
+            self.roster.add(engine)
+        engine.served = message
+        if message.error:
+            engine.fail(message.error, now)
+            self._refuse_given_up(engine)
+
+    def _settle(self, message: messages.Settings, now: float) -> None:
+        """Takes over a configuration, and what an operator wants."""
+        self.config = config = configuration.read_generation(Path(message.config))
+        self.generation = int(Path(message.config).name.split(".")[1])
+        logs.set_level(config.logging.level)
+        if config.keys.file != self.keys.file:
+            self.keys = KeyBook(config.keys.file)
+        begins_drain = message.draining and not self.draining
+        self.draining, self.paused = message.draining, message.paused
+        for engine in self.roster:
+            engine.configure(config)
+            engine.pause(self._is_paused(engine.name), now)
+            for given_up in engine.turn_away(now) if begins_drain else []:
+                self._refuse(given_up.client, given_up.req_id, given_up.error)
+            self._refuse_given_up(engine)
+
+    def _is_paused(self, model: str) -> bool:
+        return model in self.paused or "*" in self.paused
+
+    def _report_left(self) -> None:
+        for engine in self.roster:
+            for req_id in engine.open_requests():
+                log.warning("still open when the scheduler was told to stop", extra={"fields": {"req_id": req_id}})
 
     # workers
 
-    def _accept_worker(self) -> None:
-        connection, _ = self.workers.accept()
-        link = Link(connection, codec.decode_from_worker)
-        self.links[link.fileno()] = (link, None)
-        self.poller.register(link.fileno(), zmq.POLLIN)
+    def _read_workers(self, ready: dict[object, int], now: float) -> None:
+        if self.workers.fileno() in ready:
+            self.poller.register(self.workers.accept(), zmq.POLLIN)
+        for fd in [fd for fd in ready if isinstance(fd, int) and fd in self.workers]:
+            if not self.workers.read(fd, now, self.config.watch.step_s):
+                self.poller.unregister(fd)
 
-    def _read_worker(self, fd: int, now: float) -> None:
-        link, model = self.links[fd]
-        try:
-            message = link.receive()
-            if isinstance(message, messages.Register):
-                self._on_register(fd, link, message)
-            elif model is not None:
-                self._on_worker(link, self.engines[model], message, now)
-        except (Closed, BadMessage) as error:
-            if isinstance(error, BadMessage):
-                log.error("a worker of %s sent what is no message: %s", model, error)
-            self._lose_worker(fd)
-
-    def _on_register(self, fd: int, link: Link, message: messages.Register) -> None:
-        engine = self.engines.get(message.model)
-        known = any(model == message.model for _, model in self.links.values())
-        if engine is None or message.protocol != messages.PROTOCOL_VERSION or message.pid != link.peer_pid() or known:
-            log.error("a worker of %s (pid %d) is not expected here", message.model, message.pid)
-            raise Closed("not expected")
-        self.links[fd] = (link, message.model)
-        for answer in engine.on_register():
-            link.send(answer)
-
-    def _on_worker(self, link: Link, engine: Engine, message: object, now: float) -> None:
-        before = engine.state
-        if isinstance(message, messages.Result) and engine.name in self.planned_at:
-            self.metrics.step_seconds.labels(engine.name).observe(now - self.planned_at.pop(engine.name))
-        if isinstance(message, messages.Result):
-            self._heard_of_step(engine.name, message.last)
-        elif isinstance(message, messages.Fault):
-            log.error("the worker of %s ends by a %s fault: %s", engine.name, message.kind, message.message)
-        for answer in engine.on_message(message, now):
-            link.send(answer)
+    def _after_worker(self, engine: Engine, before: str) -> None:
         for line in engine.progress:
             self.leash.send(line)
         engine.progress.clear()
         self._refuse_given_up(engine)
-        if engine.state != before:
-            self._announce()
-            if engine.state == "ready":
-                self.leash.send(messages.ModelReady(engine.name))
-            elif engine.state == "failed":
-                log.error("%s: %s", engine.name, engine.error)
-                self.leash.send(messages.ModelLost(engine.name, engine.error))
+        if engine.state == before:
+            return
+        self._announce()  # first: who is told that it is ready may ask at once
+        if engine.state == "ready":
+            self.leash.send(engine.ready_message())
+        elif engine.state == "failed":
+            log.error("%s: %s", engine.name, engine.error)
+            self.leash.send(messages.ModelLost(engine.name, engine.error, engine.instance))
 
-    def _refuse_given_up(self, engine: Engine) -> None:
-        for given_up in engine.refusals:
-            self._refuse(given_up.client, given_up.req_id, given_up.error)
-        engine.refusals.clear()
-
-    def _lose_worker(self, fd: int) -> None:
-        link, model = self.links.pop(fd)
-        self.poller.unregister(fd)
-        link.close()
-        if model is not None:
-            engine = self.engines[model]
-            log.warning(
-                "the worker of %s is gone; %d sequences wait for the next",
-                model,
-                len(engine.scheduler.running) if engine.scheduler else 0,
-            )
-            self.planned_at.pop(model, None)
-            self.steps.forget(model)
-            engine.on_worker_lost(time.monotonic())
-            self._announce()
-
-    def _plan(self, now: float) -> None:
-        for fd, (link, model) in list(self.links.items()):
-            plan = self.engines[model].plan_step(now) if model is not None else None
-            if plan is not None and model is not None:
-                self.planned_at[model] = now
-                self._heard_of_step(model, last=False)
-                try:
-                    link.send(plan)
-                except Closed:
-                    self._lose_worker(fd)
-
-    def _heard_of_step(self, model: str, last: bool) -> None:
-        """The worker took a plan or answered a step, and owes another answer unless that was the last."""
-        if last:
-            self.steps.forget(model)
-        else:
-            self.steps.expect(model, self.config.watch.step_s, self.watched.at(time.monotonic()))
-
-    def _watch(self, seconds: float) -> None:
-        """A worker that does not answer is ended by the supervisor; it could not hear a word of ours."""
-        for name in self.steps.overdue(seconds):
-            link = next(link for link, model in self.links.values() if model == name)
-            error = f"the worker of {name} has not answered a step for {self.config.watch.step_s:g} s (a hang)"
-            log.error("%s; it is ended", error)
-            self.engines[name].on_worker_hung(error)
-            self.leash.send(messages.WorkerHung(name, link.peer_pid(), error))
-
-    def _interrupt(self) -> None:
-        """A worker that runs several steps by itself is called back when somebody waits, or its sequence has ended."""
-        for fd, (link, model) in list(self.links.items()):
-            scheduler = self.engines[model].scheduler if model is not None else None
-            if scheduler is not None and scheduler.wants_worker_back():
-                try:
-                    link.send(messages.Yield(scheduler.incarnation))
-                except Closed:
-                    self._lose_worker(fd)
-
-    # output
+    # time and output
 
     def _expire(self, now: float) -> None:
-        for engine in self.engines.values():
-            if engine.scheduler is not None:
-                for given_up in engine.scheduler.expire(now):
-                    self._refuse(given_up.client, given_up.req_id, given_up.error)
+        for engine in self.roster:
+            for given_up in engine.expire(now):
+                self._refuse(given_up.client, given_up.req_id, given_up.error)
+        waiting = [sequence for engine in self.roster if engine.scheduler is not None for sequence in engine.scheduler.waiting]
+        for sequence, seconds in self.waits.due(waiting, now):
+            logs.event(log, "waits for a seat", req_id=sequence.request.req_id, seconds=round(seconds, 1))
+        for engine in self.roster.take_idle(now):
+            fd = self.workers.disconnect(engine.instance)
+            self._unregister([] if fd is None else [fd])
+            self.leash.send(messages.Retired(engine.instance))
+            self._announce()
 
     def _flush(self) -> None:
-        """One message a client with all that became due; what its pipe does not take stays due."""
-        self.blocked = False
-        for engine in self.engines.values():
+        """What its client's pipe does not take stays due."""
+        self.clients.blocked = False
+        for engine in self.roster:
             if engine.scheduler is None:
                 continue
-            due: dict[bytes, _Batch] = {}
-            for sequence, start, end, finish in engine.scheduler.outbox.due():
-                due.setdefault(sequence.request.client, _Batch(self.incarnation)).add(sequence, start, end, finish)
-            for client, batch in due.items():
-                if self._send(client, batch.deltas):
-                    for sequence, end, finish in batch.parts:
-                        self._note_sent(engine, sequence, end, finish)
+            for part in self.clients.send_due(self.incarnation, engine.scheduler.outbox.due()):
+                self._note_sent(engine, part)
 
-    def _note_sent(self, engine: Engine, sequence: Sequence, end: int, finish: messages.Finish | None) -> None:
+    def _note_sent(self, engine: Engine, part: Due) -> None:
         assert engine.scheduler is not None
-        if sequence.num_sent == 0 and end > 0:
-            wait = time.monotonic() - sequence.request.arrived
-            self.metrics.time_to_first_token.labels(engine.name).observe(wait)
+        sequence, start, end, finish = part
+        request, now = sequence.request, time.monotonic()
+        if start == 0 and end > 0:
+            self.metrics.time_to_first_token.labels(engine.name).observe(now - request.arrived)
+        elif end > start:
+            self.metrics.between_tokens.labels(engine.name).observe((now - sequence.sent_at) / (end - start))
+        sequence.sent_at = now
+        if request.key:
+            self.limits.sent(request.key, end - start)
         engine.scheduler.outbox.sent(sequence, end, finish)
-        if finish is not None:
-            logs.event(
-                log,
-                "done" if finish.reason in ("stop", "length") else "failed",
-                req_id=sequence.request.req_id,
-                choice=sequence.choice,
-                reason=finish.reason,
-                prompt_tokens=finish.prompt_tokens,
-                output_tokens=finish.output_tokens,
-                seconds=round(time.monotonic() - sequence.request.arrived, 3),
-                **({"error": finish.error} if finish.error else {}),
-            )
+        if finish is None:
+            return
+        self.metrics.note_end(engine.name, finish.reason, now - request.arrived)
+        logs.event(
+            log,
+            "done" if finish.reason in ("stop", "length") else "failed",
+            req_id=request.req_id,
+            choice=sequence.choice,
+            reason=finish.reason,
+            prompt_tokens=finish.prompt_tokens,
+            output_tokens=finish.output_tokens,
+            seconds=round(now - request.arrived, 3),
+            **({"error": finish.error} if finish.error else {}),
+        )
 
     # operators
 
-    def _accept_operator(self) -> None:
-        connection, _ = self.operators.accept()
-        if len(self.control) >= CONTROL_CONNECTIONS:
-            connection.close()
+    def _read_operators(self, ready: dict[object, int], now: float) -> None:
+        if self.operators.fileno() in ready:
+            accepted = self.operators.accept()
+            if accepted is not None:
+                self.poller.register(accepted, zmq.POLLIN)
+        for fd in [fd for fd in ready if isinstance(fd, int) and fd in self.operators]:
+            try:
+                for line in self.operators.read(fd):
+                    self._obey(fd, line, now)
+            except ConnectionError:
+                self._hang_up(fd)
+
+    def _obey(self, fd: int, line: bytes, now: float) -> None:
+        state = control.State(
+            self.incarnation,
+            self.roster,
+            self.metrics,
+            len(self.clients.clients),
+            self.limits.usage,
+            self.draining,
+            self.generation,
+            now,
+        )
+        answer = control.answer(line, state)
+        for engine in self.roster:
+            self._refuse_given_up(engine)
+        if isinstance(answer, bytes):
+            self.operators.answer(fd, answer)
             return
-        connection.setblocking(False)
-        self.control[connection.fileno()] = (connection, bytearray())
-        self.poller.register(connection.fileno(), zmq.POLLIN)
+        id = secrets.randbits(48)
+        self.asked[id] = fd
+        self.leash.send(messages.OperatorAsks(id, answer.command, answer.arguments))
 
-    def _read_operator(self, fd: int) -> None:
-        connection, pending = self.control[fd]
-        try:
-            data = connection.recv(control.MAX_LINE_BYTES)
-            pending += data
-            while b"\n" in pending:
-                line, _, rest = bytes(pending).partition(b"\n")
-                pending[:] = rest
-                state = control.State(self.incarnation, self.engines, self.metrics, len(self.clients))
-                _send_whole(connection, control.answer(line, state))
-            keep = bool(data) and len(pending) <= control.MAX_LINE_BYTES
-        except OSError:
-            keep = False
-        if not keep:
-            self.poller.unregister(fd)
-            del self.control[fd]
-            connection.close()
+    def _answer(self, fd: int, line: bytes) -> None:
+        if fd in self.operators:
+            try:
+                self.operators.answer(fd, line)
+            except ConnectionError:
+                self._hang_up(fd)
 
-    def close(self) -> None:
-        self.router.close()
-        self.context.term()
-
-
-class _Batch:
-    """Deltas for one client, and what they say of which sequence."""
-
-    def __init__(self, incarnation: int) -> None:
-        self.deltas = messages.Deltas(incarnation, [], [], [], [])
-        self.parts: list[tuple[Sequence, int, messages.Finish | None]] = []
-
-    def add(self, sequence: Sequence, start: int, end: int, finish: messages.Finish | None) -> None:
-        deltas, index, prompt = self.deltas, len(self.deltas.req_ids), sequence.request.prompt_len
-        deltas.req_ids.append(sequence.request.req_id)
-        deltas.choices.append(sequence.choice)
-        deltas.starts.append(start)
-        deltas.ids.append(sequence.tokens[prompt + start : prompt + end])
-        if finish is not None:
-            deltas.finishes[index] = finish
-        if sequence.logprobs:
-            deltas.logprobs[index] = [item or _NO_LOGPROBS for item in sequence.logprobs[start:end]]
-        if sequence.prompt_logprobs and start == 0:
-            deltas.prompt_logprobs[index] = sequence.prompt_logprobs
-        if sequence.hashes:
-            deltas.hashes[index] = sequence.hashes[start:end]
-        self.parts.append((sequence, end, finish))
-
-
-_NO_LOGPROBS = messages.TokenLogprobs(0.0, [], [])
-
-
-def _send_whole(connection: socket.socket, data: bytes) -> None:
-    """An answer fits a fresh connection's buffer; a peer that reads none of its answers is cut off."""
-    if connection.send(data) != len(data):
-        raise OSError("the peer does not read")
-
-
-def _claimed_req_id(frames: list[bytes]) -> str:
-    """The req_id of a message that is otherwise wrong, so that its sender can be told; empty where there is none."""
-    try:
-        value = msgspec.msgpack.decode(frames[0]) if len(frames) == 1 else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
-        return ""
-    req_id = value.get("req_id") if isinstance(value, dict) else None
-    return req_id[:128] if isinstance(req_id, str) else ""
+    def _hang_up(self, fd: int) -> None:
+        self.poller.unregister(fd)
+        self.operators.close(fd)
+        self.asked = {id: other for id, other in self.asked.items() if other != fd}
 
 
 def main() -> int:
@@ -457,7 +347,7 @@ def main() -> int:
         process = SchedulerProcess(config, options.config.parent, leash)
         leash.send(messages.ChildReady(f"pid {os.getpid()}"))
         process.run()
-        process.close()
+        process.clients.close()
     except Closed:
         log.warning("the supervisor is gone; ending")
         return 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from helexa.errors import RequestError
-from helexa.scheduler.sequence import Sequence
+from helexa.scheduler.sequence import Sequence, State
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class RequestTable:
     def __init__(self) -> None:
         self._requests: dict[tuple[bytes, str], list[Sequence]] = {}
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def add(self, client: bytes, req_id: str, sequences: list[Sequence]) -> None:
         self._requests[client, req_id] = sequences
 
@@ -38,6 +41,15 @@ class RequestTable:
 
     def of_client(self, client: bytes) -> list[Sequence]:
         return [sequence for (owner, _), group in self._requests.items() if owner == client for sequence in group]
+
+    def named(self, req_id: str) -> list[Sequence]:
+        """The choices of every client's request of that id."""
+        return [sequence for (_, name), group in self._requests.items() if name == req_id for sequence in group]
+
+    def num_open_of(self, key: str) -> int:
+        """Requests of a key with a choice that has not ended."""
+        groups = (group for group in self._requests.values() if group[0].request.key == key)
+        return sum(any(sequence.state is not State.FINISHED for sequence in group) for group in groups)
 
     def forget(self, sequence: Sequence) -> None:
         key = (sequence.request.client, sequence.request.req_id)

@@ -128,6 +128,15 @@ class Scheduler:
         if message.reason == "cancel":
             self._forget(sequence)
 
+    def end(self, req_id: str, now: float, note: str) -> int:
+        """Ends what runs or waits of the requests of that id, whoever's they are; how many choices it was."""
+        open_ones = [item for item in self._requests.named(req_id) if item.state is not State.FINISHED]
+        for sequence in open_ones:
+            self.counters.aborted += 1
+            sequence.aborted_at_step = self._step
+            self._finish(sequence, "abort", now, error=note)
+        return len(open_ones)
+
     def acknowledge(self, client: bytes, message: FinishAck) -> None:
         sequence = self._requests.find(client, message.req_id, message.choice)
         if sequence is not None and sequence.state is State.FINISHED:
@@ -240,12 +249,12 @@ class Scheduler:
         grown = self.memory.grow(sequence, sequence.num_computed_tokens + steps)
         return 1 if grown is None else steps
 
-    def wants_worker_back(self) -> bool:
-        """Whether the worker is in a run of several steps that should end; said once a run."""
+    def wants_worker_back(self, device_wanted: bool = False) -> bool:
+        """Whether the worker is in a run of several steps that should end; said once a run. `device_wanted`: by another model."""
         if self._in_flight is None or self._in_flight_plan.repeat == 1:
             return False
         ended = self._in_flight[0][0].state is State.FINISHED
-        if not ended and not len(self.waiting):
+        if not ended and not len(self.waiting) and not device_wanted:
             return False
         self._in_flight_plan.repeat = 1
         return True
@@ -347,21 +356,25 @@ class Scheduler:
                     note = f"nothing was read for {self.limits.slow_client_s:g} s"
                     self._finish(sequence, "abort", now, output_tokens=sequence.num_sent, error=note)
             elif sequence.state is State.WAITING:
-                given_up += self._give_up(sequence, now)
+                message = f"no seat came free within {self.limits.queue_wait_s:g} s; try again later"
+                given_up += self._give_up(sequence, now, RequestError("queue_timeout", message, retry_after=RETRY_AFTER_S))
         return given_up
 
-    def _give_up(self, sequence: Sequence, now: float) -> list[GivenUp]:
+    def turn_away(self, now: float, error: RequestError) -> list[GivenUp]:
+        """Refuses what waits and never ran."""
+        return [given_up for sequence in list(self.waiting) for given_up in self._give_up(sequence, now, error)]
+
+    def _give_up(self, sequence: Sequence, now: float, error: RequestError) -> list[GivenUp]:
         """Refuses the request of a sequence that still waits, unless one of its choices ever ran."""
         request = sequence.request
         group = self._requests.choices(request.client, request.req_id)
-        if any(item.ever_seated or item.num_output_tokens for item in group):
+        if not group or any(item.ever_seated or item.num_output_tokens for item in group):
             return []
         for item in list(group):
             self._finish(item, "abort", now)
             self._forget(item)
         self.counters.refused += 1
-        message = f"no seat came free within {self.limits.queue_wait_s:g} s; try again later"
-        return [GivenUp(request.client, request.req_id, RequestError("queue_timeout", message, retry_after=RETRY_AFTER_S))]
+        return [GivenUp(request.client, request.req_id, error)]
 
     def next_deadline(self) -> float | None:
         """When `expire` may have something to do; it does no harm to ask too early."""
@@ -371,6 +384,28 @@ class Scheduler:
 
     def num_live(self) -> int:
         return len(self.waiting) + len(self.running) + len(self._parked)
+
+    def knows(self, client: bytes, req_id: str) -> bool:
+        return bool(self._requests.choices(client, req_id))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are known, until the ends of all their choices are acknowledged."""
+        return len(self._requests)
+
+    def open_requests(self) -> list[str]:
+        """Ids of the requests that wait or run."""
+        sequences = [*self.running, *self.waiting, *self._parked.values()]
+        return list(dict.fromkeys(sequence.request.req_id for sequence in sequences))
+
+    def num_open_of(self, key: str) -> int:
+        """A key's requests that wait or run."""
+        return self._requests.num_open_of(key)
+
+    def adjust(self, limits: Limits) -> None:
+        """Other bounds from now on: of the queue, of times, of the prefix cache. Seats, blocks and context stay."""
+        self.limits = limits
+        self.memory.adjust(limits.reserve_tokens, limits.cached_blocks)
 
     def check(self) -> None:
         """Raises AssertionError when a law is broken: blocks and seats are in one place, counts agree."""

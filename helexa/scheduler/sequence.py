@@ -72,6 +72,7 @@ class Sequence:
     ever_seated: bool = False
     finish: Finish | None = None
     finish_sent: bool = False
+    sent_at: float = 0.0  # when its last output was
     finished_at: float = 0.0
     stalled_since: float | None = None  # out of credit
     aborted_at_step: int = -1

@@ -91,6 +91,10 @@ class ChatFormat:
             function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         return {**call, "id": _short(call["id"]) if self._short_ids else call["id"], "function": function}
 
+    @property
+    def source(self) -> str:
+        return self._template.source
+
     def reads(self, name: str) -> bool:
         return name in self._template.variables
 

@@ -10,6 +10,7 @@ who made the template, not of who sends messages.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import meta, nodes
+from jinja2 import filters, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -31,6 +32,7 @@ MAX_STEPS = 2_000_000  # loop steps, range members and CALL_STEPS a call, in one
 CALL_STEPS = 4
 MAX_TEXT = 32 * 1024 * 1024  # characters of output, and of a text or members of a list that an operator makes
 MAX_INT_BITS = 4096
+MAX_WIDTH = 10_000  # columns that a text is padded to
 
 Message = Mapping[str, Any]
 
@@ -105,11 +107,12 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(["+", "*", "**"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
         self.filters.update(tojson=_tojson, counted_steps=_counted, joined_texts=_concatenated)
+        self.filters.update(format=_format, center=_padding(filters.do_center), indent=_padding(filters.do_indent))
         del self.globals["lipsum"]
         self.globals.update(range=_range, dict=_dict, raise_exception=_raise, strftime_now=lambda format: now().strftime(format))
 
@@ -128,11 +131,15 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         _spend(CALL_STEPS)
+        if isinstance(getattr(obj, "__self__", None), str):  # zfill, center, expandtabs, ...
+            _check_widths((*args, *kwargs.values()))
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
             _check_int(operator, left, right)
+        elif operator == "%" and isinstance(left, str):
+            _check_format(left, right)
         elif operator == "+":
             _check_text(_length(left) + _length(right))
         elif operator == "*":
@@ -191,6 +198,31 @@ def _check_int(operator: str, left: int, right: int) -> None:
         bits = left.bit_length() * max(right, 0) if operator == "**" else 0
     if bits > MAX_INT_BITS:
         raise _OverBudget(f"it makes a number of more than {MAX_INT_BITS} bits")
+
+
+def _check_widths(numbers: Iterable[Any]) -> None:
+    if any(isinstance(number, int) and number > MAX_WIDTH for number in numbers):
+        raise _OverBudget(f"it asks for more than {MAX_WIDTH} columns")
+
+
+def _check_format(text: str, values: Any) -> None:
+    """Widths and precisions that a printf-style text names, or takes from its values."""
+    _check_widths(int(digits[:12]) for digits in re.findall(r"[0-9]+", text))
+    if "*" in text:
+        _check_widths(values if isinstance(values, tuple) else (values,))
+
+
+def _format(text: str, *args: Any, **kwargs: Any) -> str:
+    _check_format(text, args)
+    return filters.do_format(text, *args, **kwargs)
+
+
+def _padding(function: Callable[..., str]) -> Callable[..., str]:
+    def bounded(*args: Any, **kwargs: Any) -> str:
+        _check_widths((*args, *kwargs.values()))
+        return function(*args, **kwargs)
+
+    return bounded
 
 
 def _range(*args: int) -> range:

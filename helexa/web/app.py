@@ -12,6 +12,7 @@ from falcon.asgi import Request, Response
 from helexa.config import Config
 from helexa.errors import RequestError
 from helexa.web import error_envelope
+from helexa.web.auth import Auth
 from helexa.web.connection import SCOPE_KEY, Connection, ConnectionLimit
 from helexa.web.engine_client import EngineClient
 from helexa.web.middleware import ConnectionCap, RequestIds
@@ -26,7 +27,7 @@ from helexa.web.resources.messages import CountTokens, Messages
 from helexa.web.resources.metrics import Metrics
 from helexa.web.resources.models import ModelList, ModelOne
 from helexa.web.resources.responses import Responses
-from helexa.web.resources.tokens import Detokenize, Tokenize
+from helexa.web.resources.tokens import Detokenize, Tokenize, TokenizerInfo
 from helexa.web.services import Services
 
 
@@ -34,7 +35,8 @@ def create_app(config: Config, run_dir: Path, load_text: Loader = load_gguf) -> 
     """The application of one web worker. Opens nothing: sockets are opened by its lifespan start-up."""
     services = Services(config, run_dir, EngineClient(run_dir, config.default_model == "only"), ModelTexts(load_text))
     server = config.server
-    app = WebApp(server.max_connections, middleware=[RequestIds(), Cors(server), HostCheck(server), ConnectionCap(), services])
+    doors = [RequestIds(), Cors(server), HostCheck(server), ConnectionCap(), Auth(config.keys)]
+    app = WebApp(server.max_connections, middleware=[*doors, services])
 
     for prefix in ("/v1", ""):  # some clients leave the version out
         app.add_route(f"{prefix}/chat/completions", ChatCompletions(services))
@@ -45,6 +47,7 @@ def create_app(config: Config, run_dir: Path, load_text: Loader = load_gguf) -> 
         app.add_route(f"{prefix}/embeddings", Embeddings(services))
         app.add_route(f"{prefix}/tokenize", Tokenize(services))
         app.add_route(f"{prefix}/detokenize", Detokenize(services))
+        app.add_route(f"{prefix}/tokenizer_info", TokenizerInfo(services))
         app.add_route(f"{prefix}/models", ModelList(services))
         app.add_route(f"{prefix}/models/{{name:path}}", ModelOne(services))
     app.add_route("/openapi.json", OpenApi())

@@ -25,6 +25,7 @@ from ipc.messages import PROTOCOL_VERSION, ClientMessage, Generate, Hello, Model
 log = logging.getLogger("helexa.web.engine")
 
 ADMISSION_WAIT_S = 5.0  # a new request waits so long for a scheduler to take it, then 503 scheduler_down
+LOADING_WAIT_S = 1.0  # a new request waits so long for a model that loads, then 503 model_loading
 RESTART_WAIT_S = 10.0  # a new request waits so long for a model that answered before and lost its worker, then 503 no_worker
 HEARTBEAT_S = 2.0
 RECONNECT_MS = (50, 1000)
@@ -133,6 +134,7 @@ class EngineClient:
         name = self._served_name(given, await self.registry())
         if self.streams.draining:
             raise RequestError("shutting_down", "the server is shutting down; ask another instance, or again when it is back")
+        await self._loaded(name)
         info = await self._restarted(name)
         if info is None:
             raise model_not_found(name, self.models)
@@ -152,6 +154,15 @@ class EngineClient:
         if given is None:
             raise RequestError("invalid_value", f"`model` is required: one of {', '.join(models) or 'none'}", "model")
         return given
+
+    async def _loaded(self, name: str) -> None:
+        """Waits a moment for a model that loads: the service may have said that it is ready before this process heard of it."""
+        try:
+            async with asyncio.timeout(LOADING_WAIT_S):
+                while (info := self.models.get(name)) is not None and info.state == "loading":
+                    await self.models_changed()
+        except TimeoutError:
+            pass  # it takes longer
 
     async def _restarted(self, name: str) -> ModelInfo | None:
         """The model of that name, once a worker or scheduler that was lost is back."""

@@ -35,13 +35,20 @@ class Generation:
     """`req_id` names the reply; each prompt is an engine request: `req_id`, `req_id-1`, ... Choice = prompt * n + i."""
 
     def __init__(
-        self, engine: EngineClient, req_id: str, requests: Sequence[GenerationRequest], text: ModelText, credit: int
+        self,
+        engine: EngineClient,
+        req_id: str,
+        requests: Sequence[GenerationRequest],
+        text: ModelText,
+        credit: int,
+        key: str = "",
     ) -> None:
         self._engine = engine
         self._req_id = req_id
         self._requests = requests
         self._text = text
         self._credit = credit
+        self._key = key
         self._news = asyncio.Event()
         self._prompts: list[_Prompt] = []
         self._finished: dict[int, Finished] = {}
@@ -115,7 +122,9 @@ class Generation:
             params=request.params,
             credit=self._credit,
             priority=request.priority,
+            key=self._key,
             cache_salt=request.cache_salt,
+            instance=request.instance,
         )
         first = number * request.n
         outputs = [ChoiceOutput(first + i, request, self._text.tokenizer.token_bytes) for i in range(request.n)]

@@ -32,7 +32,7 @@ from helexa.errors import HelexaError  # noqa: E402
 from helexa.processes import Child, die_with_parent  # noqa: E402
 from ipc import installation, sockets  # noqa: E402
 from ipc.codec import BadMessage, decode_from_child  # noqa: E402
-from ipc.messages import ChildReady, LastWords, Stop  # noqa: E402
+from ipc.messages import ChildReady, Drain, LastWords, Stop  # noqa: E402
 from ipc.sockets import Closed  # noqa: E402
 
 SUPERVISOR_STOP_MS = 25_000  # the supervisor gives its own children 20 s
@@ -101,6 +101,13 @@ class _Supervisor:
                 self.last_words = message.message
         return False
 
+    def drain(self) -> None:
+        """Tells it that the service is being stopped; says nothing where it is gone."""
+        try:
+            self.leash.send(Drain())
+        except Closed:
+            pass
+
     def stop(self) -> None:
         """Tells it to end everything, and waits until it has."""
         try:
@@ -114,6 +121,36 @@ class _Supervisor:
             poller.poll()
         self.has_ended()
         run_directory.sweep(_config)
+
+
+class _Leaving:
+    """Web workers that were replaced and end once their streams have. gunicorn itself would wait for them in its one loop, blind
+    to signals and to the supervisor's death."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, Any] = {}
+
+    def replace(self, server: Any) -> None:
+        """HUP: new web workers, with the configuration that counts now, accept from the same listener."""
+        old, server.WORKERS = dict(server.WORKERS), {}
+        server.manage_workers()
+        for pid in old:
+            server.kill_worker(pid, signal.SIGTERM)
+        self._workers |= old
+
+    def forget_dead(self) -> None:
+        """After gunicorn has collected the dead."""
+        for pid, worker in list(self._workers.items()):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                worker.tmp.close()
+                del self._workers[pid]
+
+    def rejoin(self, server: Any) -> None:
+        """A stop waits for them as for the others."""
+        server.WORKERS.update(self._workers)
+        self._workers = {}
 
 
 _supervisor: _Supervisor | None = None
@@ -130,19 +167,24 @@ def on_starting(server: Any) -> None:
     def on_signal(number: int, frame: Any) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):
             stops.append(number)
+            supervisor.drain()
+            leaving.rejoin(server)
             number = signal.SIGTERM if len(stops) == 1 else signal.SIGQUIT
         server.SIG_QUEUE.put_nowait(number)
 
     reap = server.handle_chld
+    leaving = _Leaving()
 
     def on_child() -> None:
         reap()
+        leaving.forget_dead()
         if supervisor.has_ended():
             server.cfg.set("graceful_timeout", 0)  # nobody is left to finish what is open
             raise HaltServer(supervisor.last_words or "the supervisor died", 1)
 
     server.signal = on_signal
     server.handle_chld = server.handle_cld = on_child
+    server.handle_hup = lambda: leaving.replace(server)
     server.handle_usr2 = lambda: server.log.warning("USR2 is refused: two arbiters cannot share one engine; use HUP, or restart")
 
 

@@ -51,6 +51,7 @@ def _one(
         cache_salt=options.cache_salt,
         rules=start.rules,
         opening=start.opening,
+        instance=info.instance,
     )
 
 

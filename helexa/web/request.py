@@ -117,6 +117,7 @@ class GenerationRequest:
     cache_salt: str = ""
     rules: ParseRules = field(default_factory=ParseRules)
     opening: str = ""  # text that every choice starts with: the marker of reasoning that the prompt began
+    instance: int = 0  # which loading of the model the ids are for
 
     @property
     def n(self) -> int:

@@ -108,6 +108,7 @@ class LiveRequest:
                 priority=first.priority,
                 key=first.key,
                 cache_salt=first.cache_salt,
+                instance=first.instance,
             )
         ]
         for index, choice in enumerate(self.choices):

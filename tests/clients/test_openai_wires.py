@@ -39,18 +39,27 @@ def client(tmp_path_factory):
 
 
 def test_a_response_and_its_stream_agree(client):
-    """The final response of the stream helper is the one that is not streamed; a cut one is incomplete."""
-    asked = {"model": "tiny", "temperature": 0, "input": "hi", "instructions": "Be short.", "max_output_tokens": 12}
+    """The final response of the stream helper is the one that is not streamed."""
+    format = {"type": "json_schema", "name": "colour", "schema": {"enum": ["red", "green"]}}
+    asked = {"model": "tiny", "temperature": 0, "input": "hi", "instructions": "Be short.", "text": {"format": format}}
     whole = client.responses.create(**asked)
-    with client.responses.stream(
-        model="tiny", temperature=0, input="hi", instructions="Be short.", max_output_tokens=12
-    ) as stream:
+    with client.responses.stream(**asked) as stream:
         deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
-    assert deltas == final.output_text == whole.output_text and final.usage == whole.usage
-    assert whole.status in ("completed", "incomplete") and whole.instructions == "Be short."
+    assert deltas == final.output_text == whole.output_text in ('"red"', '"green"')
+    assert whole.status == "completed" and whole.instructions == "Be short."
+    assert final.usage.output_tokens == whole.usage.output_tokens
     with pytest.raises(openai.BadRequestError, match="stored"):
         client.responses.create(model="tiny", input="hi", previous_response_id=whole.id)
+
+
+def test_a_cut_response_is_incomplete(client):
+    """Streamed and not."""
+    asked = {"model": "tiny", "temperature": 0, "input": "hi", "max_output_tokens": 5, "extra_body": {"ignore_eos": True}}
+    whole = client.responses.create(**asked)
+    last = list(client.responses.create(**asked, stream=True))[-1]
+    assert last.type == "response.incomplete" and last.response.output_text == whole.output_text
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
 
 
 def test_forced_calls(client):

@@ -11,12 +11,11 @@ from __future__ import annotations
 import itertools
 import random
 import signal
-import threading
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import psutil
 import pytest
 from service import DEADLINE_S, Service, assert_nothing_left, serving, wait_until_gone
 from transcripts import STREAMS, Body, Transcript, bodies, run_http, run_zmq
@@ -40,14 +39,16 @@ class Phase:
     flags: tuple[str, ...] = ()
     settings: str = ""
     events: int = 3 * STREAMS
-    while_loading: bool = False  # the worker was killed just before, and the next one loads
+    before: str = ""  # what is done just before: `lose` the worker, so that the next one loads; `reload` with another context
 
 
+WATCH = "[watch]\nheartbeat_s = 1.0\n"
 PHASES = {
     "queue": Phase(flags=("--seats", "2"), events=6),
     "prefill": Phase(settings="[scheduling]\nstep_tokens = 16\n", events=1),
     "decode": Phase(),
-    "load": Phase(while_loading=True),
+    "load": Phase(before="lose"),
+    "reload": Phase(before="reload"),
 }
 
 
@@ -108,7 +109,7 @@ def as_on(wire: str, seen: Transcript) -> Transcript:
     if wire == "http":
         return seen
     usage = {name: seen.usage[name] for name in ("prompt_tokens", "completion_tokens")}
-    return Transcript("", seen.ids, seen.finish, usage, seen.error, seen.done)
+    return Transcript({}, seen.tokens, seen.finishes, usage, seen.error, seen.done)
 
 
 class Over(Exception):
@@ -126,9 +127,12 @@ class Disturbance:
 
     def __call__(self) -> None:
         case, service = self.case, self.service
-        if PHASES[case.phase].while_loading:
+        if PHASES[case.phase].before == "lose":
             wait_until_gone([service.kill("worker")])
-            self.before["worker"] = next_pid(service, "worker", self.before["worker"])
+            self.before["worker"] = next_worker(service)
+            self.everybody = [process.pid for process in service.tree()]
+        if PHASES[case.phase].before == "reload":
+            begin_reload(service)
             self.everybody = [process.pid for process in service.tree()]
         self.hit = service.kill(case.role, case.number)
         if case.number is signal.SIGKILL and case.role in ("arbiter", "supervisor"):
@@ -138,23 +142,23 @@ class Disturbance:
             service.kill("web", signal.SIGCONT)
 
 
-def next_pid(service: Service, role: str, last: int) -> int:
-    """The pid of the role's next process; it is started at once."""
-    end = threading.Timer(DEADLINE_S, lambda: None)
-    end.start()
-    while end.is_alive():
-        for process in service.tree():
-            try:
-                if process.pid != last and any(word == "workers.process" for word in process.cmdline()):
-                    end.cancel()
-                    return process.pid
-            except psutil.Error:
-                continue
-    raise AssertionError(f"no {role} came after {last}")
+def begin_reload(service: Service) -> None:
+    """The model is being loaded a second time, with another context; the first one goes on."""
+    (service.run_dir.parent.parent / "helexa.toml").write_text(f"{WATCH}[model]\ncontext = 500\n")
+    with socket.socket(socket.AF_UNIX) as operator:
+        operator.connect(str(service.run_dir / "control.sock"))
+        operator.sendall(b'{"v": 1, "cmd": "reload"}\n')
+        deadline = time.monotonic() + DEADLINE_S
+        while len(service.status()["models"]) < 2:
+            assert time.monotonic() < deadline, "no second model came"
 
 
-def settings(case: Case) -> str:
-    return f"{PHASES[case.phase].settings}[watch]\nheartbeat_s = 1.0\n"
+def next_worker(service: Service) -> int:
+    """The pid of the next worker, once it has begun to load."""
+    deadline = time.monotonic() + DEADLINE_S
+    while service.status()["models"][0]["worker"] == "lost":
+        assert time.monotonic() < deadline, "no worker came"
+    return service.pid("worker")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def settings(case: Case) -> str:
 def test_kill_matrix(tmp_path, tiny_model_path, expected, case):
     """One process, one signal, one moment."""
     phase, undisturbed = PHASES[case.phase], expected(case)
-    (tmp_path / "helexa.toml").write_text(settings(case))
+    (tmp_path / "helexa.toml").write_text(f"{phase.settings}{WATCH}")
     with serving(tmp_path, str(tiny_model_path), *phase.flags) as service:
         disturbance = Disturbance(case, service)
         run = run_http if case.wire == "http" else run_zmq
@@ -194,6 +198,8 @@ def check_who_lives(disturbance: Disturbance) -> None:
         assert wait_until_gone([disturbance.hit]) == []
     else:
         service.kill(case.role, signal.SIGCONT)
+    if case.phase == "reload":
+        return  # workers, web workers and the model's name changed hands
     for role, pid in disturbance.before.items():
         assert (service.pid(role) != pid) == (replaced and role == case.role), role
     model = service.status()["models"][0]

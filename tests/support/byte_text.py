@@ -15,6 +15,7 @@ CONTROL = {256: "<|eos|>", 257: "<|user|>", 258: "<|assistant|>", 259: "<|pad|>"
 class ByteTokenizer:
     vocab = 260
     bos_id: int | None = None
+    eos_id: int | None = EOS
     add_bos = False
 
     def encode(self, text: str, special: bool = True) -> list[int]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from helexa.scheduler.admission import Limits
 from helexa.scheduler.block_pool import BLOCK_SIZE
-from helexa.scheduler.scheduler import Scheduler
 from helexa.scheduler.prices import PriceTable, StepPrices
+from helexa.scheduler.scheduler import Scheduler
 from ipc.messages import Abort, Credit, Finish, FinishAck, Generate, Plan, Result, SamplingParams
 
 VOCAB = 50

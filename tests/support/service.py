@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,12 @@ class Service:
             connection.sendall(b'{"v": 1, "cmd": "status"}\n')
             return json.loads(connection.makefile().readline())
 
+    def wait_until_web_knows(self) -> None:
+        """The web worker hears of what the report says a moment later."""
+        while self.process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/ready", timeout=DEADLINE_S):
+                return
+
     def wait(self) -> int:
         """The exit code, once it has ended by itself."""
         return self.process.wait(DEADLINE_S)
@@ -112,6 +119,7 @@ def serving(
     started = launch(folder, port, [*(command or helexa("serve")), *arguments, "--port", str(port)], cwd, **extra)
     try:
         started.wait_for(" ready ")
+        started.wait_until_web_knows()
         yield started
     finally:
         tree = started.tree()

@@ -38,14 +38,22 @@ def bodies(count: int = STREAMS, tokens: int = 200, **fields: object) -> list[Bo
 
 @dataclass
 class Transcript:
-    """What one client saw."""
+    """What one client saw; texts, ids and ends by choice."""
 
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    finish: str | None = None
+    texts: dict[int, str] = field(default_factory=dict)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finishes: dict[int, str] = field(default_factory=dict)
     usage: dict | None = None
     error: object = None
     done: bool = False
+
+    @property
+    def ids(self) -> list[int]:
+        return self.tokens.get(0, [])
+
+    @property
+    def finish(self) -> str | None:
+        return self.finishes.get(0)
 
     @property
     def whole(self) -> bool:
@@ -81,9 +89,11 @@ def _read_line(seen: Transcript, line: str) -> None:
         seen.usage = chunk.get("usage") or seen.usage
         (seen.usage or {}).pop("prompt_tokens_details", None)  # what was cached tells of the past, not of the reply
         for choice in chunk.get("choices", []):
-            seen.text += choice["text"]
-            seen.ids += choice.get("token_ids") or []
-            seen.finish = choice["finish_reason"] or seen.finish
+            index = choice["index"]
+            seen.texts[index] = seen.texts.get(index, "") + choice["text"]
+            seen.tokens.setdefault(index, []).extend(choice.get("token_ids") or [])
+            if choice["finish_reason"]:
+                seen.finishes[index] = choice["finish_reason"]
 
 
 class Alarm:
@@ -132,7 +142,9 @@ def run_zmq(
         generations = [client.submit(_ids(body["prompt"]), **_options(body)) for body in asked]
         taken, refused = 0, {}
         while not all(generation.ended for generation in generations):
-            for generation in client.poll(DEADLINE_S):
+            news = client.poll(DEADLINE_S)
+            assert news, "the streams hang"
+            for generation in news:
                 before = taken
                 try:
                     taken += len(generation.take())
@@ -144,9 +156,9 @@ def run_zmq(
         results = []
         for generation in generations:
             finish = generation.finish
-            seen = Transcript(ids=generation.ids(), error=refused.get(generation.req_id))
+            seen = Transcript(tokens={0: generation.ids()}, error=refused.get(generation.req_id))
             if finish is not None:
-                seen.finish, seen.done = finish.reason, True
+                seen.finishes, seen.done = {0: finish.reason}, True
                 seen.error = finish.error or seen.error
                 seen.usage = {"prompt_tokens": finish.prompt_tokens, "completion_tokens": finish.output_tokens}
             results.append(seen)
@@ -158,5 +170,14 @@ def _ids(prompt: object) -> list[int]:
 
 
 def _options(body: Body) -> dict[str, object]:
-    names = ("model", "max_tokens", "temperature", "seed", "ignore_eos", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    names = (
+        "model",
+        "max_tokens",
+        "temperature",
+        "seed",
+        "ignore_eos",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+    )
     return {name: body[name] for name in names if name in body}

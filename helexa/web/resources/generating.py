@@ -12,6 +12,7 @@ from falcon.asgi import Request, Response
 
 from helexa import logs
 from helexa.errors import RequestError
+from helexa.web.auth import key_of
 from helexa.web.connection import SCOPE_KEY, Connection
 from helexa.web.generate import ClientGone, Generation
 from helexa.web.middleware import context_of
@@ -39,7 +40,7 @@ async def answer(req: Request, resp: Response, services: Services, wire: WireReq
     meta = ReplyMeta(prefix + hex, info.name, int(time.time()), info.fingerprint, prompts, wire.shape, wire.options.logprobs)
     resp.set_header("x-helexa-seed", str(prompts[0].seed))
 
-    generation = Generation(services.engine, meta.id, prompts, text, services.config.streaming.credit_tokens)
+    generation = Generation(services.engine, meta.id, prompts, text, services.config.streaming.credit_tokens, key_of(req))
     record = _Record(req_id, meta, generation)
     reply = make_reply(meta, text.tokenizer)
     connection: Connection = req.scope[SCOPE_KEY]

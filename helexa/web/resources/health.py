@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from falcon.asgi import Request, Response
 
 from helexa.web.services import Services
+from ipc.messages import ModelInfo
+
+
+def activation(infos: Iterable[ModelInfo]) -> dict[str, Any]:
+    """How far the models are, by name: `pending` ones are still fetched, `in_progress` ones load, or load again."""
+    groups: dict[str, list[str]] = {"pending": [], "in_progress": [], "completed": [], "failed": []}
+    for info in infos:
+        if info.state == "loading":
+            groups["in_progress" if info.files else "pending"].append(info.name)
+        else:
+            groups[{"ready": "completed", "failed": "failed"}.get(info.state, "in_progress")].append(info.name)
+    states = ("in_progress", "pending", "completed", "failed")
+    return {"state": next((state for state in states if groups[state]), "pending"), **groups}
 
 
 class Health:
@@ -31,7 +45,12 @@ class Ready:
             {"name": info.name, "state": info.state, "ops": info.ops, "remedy": info.remedy, "error": info.error}
             for info in engine.models.values()
         ]
-        return {"state": self._state(), "models": models, "incarnation": engine.streams.incarnation}
+        return {
+            "state": self._state(),
+            "models": models,
+            "activation": activation(engine.models.values()),
+            "incarnation": engine.streams.incarnation,
+        }
 
     def _state(self) -> str:
         """`ready` once one model is; else what is waited for."""

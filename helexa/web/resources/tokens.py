@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: text to the model's token ids and back."""
+"""/tokenize and /detokenize: text to the model's token ids and back. /tokenizer_info: what evaluation harnesses ask first."""
 
 from __future__ import annotations
 
@@ -33,3 +33,13 @@ class Detokenize:
         info = await self._services.engine.model(model)
         check_ids("tokens", ids, info.vocab)
         resp.media = tokens.detokenized(decode(ids, await self._services.texts.of(info)))
+
+
+class TokenizerInfo:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def on_get(self, req: Request, resp: Response) -> None:
+        info = await self._services.engine.model(req.get_param("model"))
+        text = await self._services.texts.of(info)
+        resp.media = tokens.tokenizer_info(text.tokenizer, text.chat.source if text.chat is not None else None, info.context)

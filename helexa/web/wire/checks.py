@@ -55,16 +55,13 @@ class Integer:
 class Number:
     least: float
     most: float
-    above: bool = False  # `least` itself is out
 
     @property
     def says(self) -> str:
-        low = f"above {self.least:g}, at most" if self.above else f"from {self.least:g} to"
-        return f"a number {low} {self.most:g}"
+        return f"a number from {self.least:g} to {self.most:g}"
 
     def __call__(self, value: Any) -> float:
         _require(isinstance(value, (int, float)) and not isinstance(value, bool) and self.least <= value <= self.most)
-        _require(not (self.above and value == self.least))
         return float(value)
 
 

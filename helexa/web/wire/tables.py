@@ -24,7 +24,7 @@ ENGINE = (
     acts("min_p", checks.Number(0, 1), "Draw from tokens with at least this part of the likeliest one's probability; 0: off."),
     acts(
         "repetition_penalty",
-        checks.Number(0, 100, above=True),
+        checks.Number(0.01, 100),
         "Divides positive logits, multiplies negative ones, of tokens in prompt and output; 1: off.",
     ),
     acts("logit_bias", checks.LogitBias(), "Added to the logits of these tokens."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from helexa.errors import RequestError
 from helexa.web.request import ChatPrompt, Prompt, TextPrompt
@@ -64,3 +64,31 @@ def parse_detokenize(body: Mapping[str, Any]) -> tuple[str | None, list[int]]:
 
 def detokenized(text: str) -> Document:
     return {"prompt": text, "content": text}
+
+
+class TokenizerFacts(Protocol):
+    """What is told of a tokenizer."""
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int | None: ...
+
+    def token_text(self, id: int) -> str: ...
+
+
+def tokenizer_info(tokenizer: TokenizerFacts, chat_template: str | None, context: int) -> Document:
+    """Special tokens by their texts."""
+    bos, eos = (None if id is None else tokenizer.token_text(id) for id in (tokenizer.bos_id, tokenizer.eos_id))
+    return {
+        "bos_token": bos,
+        "eos_token": eos,
+        "pad_token": None,
+        "vocab_size": tokenizer.vocab,
+        "model_max_length": context,
+        "chat_template": chat_template,
+    }

@@ -130,3 +130,9 @@ def test_places_never_collide(config: Config) -> None:
     places.add(place(catalogue.parse("huggingface:a/b", other), other))
     assert len(places) == len(names) + 1
     assert place(catalogue.parse(f"pypi:a@1#sha256={SHA}", config), config) in places
+
+
+@pytest.mark.parametrize("name", ["[" * 1000, "file:" + "a" * 1000, "~nobody-of-that-name/x.gguf"], ids=["bare", "file", "tilde"])
+def test_a_path_that_cannot_be_looked_at_is_refused(name: str, config: Config) -> None:
+    """A file name too long for the system raised OSError, which ended the supervisor when an operator asked to load it."""
+    assert "\n" not in refused(name, config)

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
+import pydantic
 import pytest
 
-from helexa.web.wire import openai_chat, openai_completions
+from helexa.web.wire import anthropic_messages, openai_chat, openai_completions, openai_responses, tokens
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}}
+FLAT: Any = {"type": "function", **TOOL["function"]}
+ITEMS: Any = [
+    {"role": "user", "content": "hi"},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "done"},
+]
+
+
+class Answer(pydantic.BaseModel):
+    digit: int
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -43,6 +56,12 @@ def recorded() -> list[dict[str, Any]]:
         lambda: client.completions.create(model="m", prompt="hi"),
         lambda: client.completions.create(model="m", prompt=["a", "b"], echo=True, max_tokens=3, best_of=1, stream=True),
         lambda: client.completions.create(model="m", prompt=[1, 2], logprobs=2, suffix=None, seed=1),
+        lambda: chat.create(model="m", messages=MESSAGES, tools=[TOOL], tool_choice="auto", parallel_tool_calls=False),
+        lambda: chat.parse(model="m", messages=MESSAGES, response_format=Answer, reasoning_effort="none"),
+        lambda: client.responses.create(model="m", input="hi", instructions="i", temperature=0, top_p=1, max_output_tokens=5),
+        lambda: client.responses.create(model="m", input="hi", stream=True, store=False, include=[], metadata={"a": "b"}),
+        lambda: client.responses.create(model="m", input=ITEMS, tools=[FLAT], tool_choice={"type": "function", "name": "f"}),
+        lambda: client.responses.parse(model="m", input="hi", text_format=Answer, truncation="disabled", user="u"),
     ]
     for call in calls:
         with pytest.raises(openai.BadRequestError, match="recorded"):
@@ -50,13 +69,30 @@ def recorded() -> list[dict[str, Any]]:
     return seen
 
 
+PARSERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "/v1/chat/completions": openai_chat.parse,
+    "/v1/completions": openai_completions.parse,
+    "/v1/responses": openai_responses.parse,
+    "/v1/messages": anthropic_messages.parse,
+    "/tokenize": tokens.parse_tokenize,
+}
+
+
 def test_the_openai_package(golden: Callable[[str, str], None]) -> None:
     """Each of its bodies is taken; the golden file shows what this version sends."""
     bodies = recorded()
     golden("openai_package_bodies.json", json.dumps(bodies, indent=1) + "\n")
     for entry in bodies:
-        parse = openai_chat.parse if entry["path"].endswith("/chat/completions") else openai_completions.parse
-        assert parse(entry["body"]).model == "m"
+        assert PARSERS[entry["path"]](entry["body"]).model == "m"
+
+
+RECORDED = json.loads((Path(__file__).parents[2] / "clients" / "recorded_bodies.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("entry", RECORDED, ids=lambda entry: f"{entry['client']} {entry['path']}")
+def test_recorded_clients(entry: dict[str, Any]) -> None:
+    """What client libraries sent to a running service (tools/long_checks.sh clients, through a recording proxy) is taken."""
+    PARSERS[entry["path"]](entry["body"])
 
 
 @pytest.mark.parametrize(

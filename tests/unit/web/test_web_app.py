@@ -387,7 +387,12 @@ def test_without_a_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         async with lifespan(create_app(Config(), tmp_path, load_byte_text)) as client:
             assert (await client.get("/health")).status == 200
             ready = await client.get("/ready")
-            assert ready.status == 503 and ready.json() == {"state": "starting", "models": [], "incarnation": None}
+            assert ready.status == 503 and ready.json()["activation"].pop("state") == "pending"
+            assert {name: ready.json()[name] for name in ("state", "models", "incarnation")} == {
+                "state": "starting",
+                "models": [],
+                "incarnation": None,
+            }
             response = await client.post(CHAT, HELLO)
             check_error(response, 503, "scheduler_down")
             assert response.headers["x-should-retry"] == "true" and response.headers["retry-after"] == "1"

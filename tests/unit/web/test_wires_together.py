@@ -188,6 +188,8 @@ def test_tokens_and_back(tmp_path: Path) -> None:
             ("/tokenize", {"prompt": "a", "content": "b"}),
         ):
             assert (await client.post(path, body)).status == 400
+        info = (await client.get("/tokenizer_info")).json()
+        assert (info["bos_token"], info["eos_token"], info["vocab_size"]) == (None, "<|eos|>", 260)
         embeddings = await client.post("/v1/embeddings", {"model": "m", "input": "x"})
         assert embeddings.status == 400 and embeddings.json()["error"]["code"] == "embeddings_unsupported"
 

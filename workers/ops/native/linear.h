@@ -79,8 +79,8 @@ template <class Isa, int Rows> HELEXA_INLINE void divide_by_16(typename Isa::I (
 }
 
 // The integers of one block. Nibbles are taken out of their words with a mask alone, which leaves some times 256 or 16: these are
-// summed first and divided while the sum is a multiple of 16, so exactly, and 256 * 15 * 8 * 32767 fits in 32 bits. Where products
-// take long (kChains is 2), the others go to a second sum, so that neither waits for the other.
+// summed first and divided while the sum is a multiple of 16, so exactly, and 256 * 15 * 8 * 32767 fits in 32 bits. Where
+// products take long (kChains is 2), the others go to a second sum, so that neither waits for the other.
 template <class Isa, int Rows, class Group>
 HELEXA_INLINE void dot_block(const Group& w, const int16_t (*x)[kQuantBlock], typename Isa::I (&sums)[Rows]) {
     typename Isa::I second[Rows];

@@ -1,0 +1,96 @@
+"""What the supervisor has served, or wants to: one entry a loading of a model, with its fetcher and its device worker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helexa.catalogue import Source
+from helexa.children import Role
+from helexa.config import Config
+from helexa.watching import beat_every
+from ipc import endpoints
+from ipc.messages import ServeModel
+
+log = logging.getLogger("supervisor")
+
+WORKER, FETCHER = "workers.process", "helexa.catalogue.fetch_process"
+# a worker's threads are its own: BLAS must not add any, and must not sum in another order for it
+WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass
+class ServedModel:
+    """`stop_at`: when its worker, which was told to stop, is killed (seconds, monotonic)."""
+
+    instance: int
+    name: str
+    source: Source
+    context: int
+    fetcher: Role
+    worker: Role
+    files: dict[str, str] = field(default_factory=dict)
+    was_ready: bool = False
+    blocks: int = 0
+    seats: int = 0
+    error: str = ""
+    retiring: bool = False
+    stop_at: float | None = None
+
+    def message(self) -> ServeModel:
+        return ServeModel(
+            self.name,
+            str(self.source),
+            self.files,
+            self.was_ready,
+            self.error,
+            self.instance,
+            self.context,
+            self.blocks,
+            self.seats,
+        )
+
+
+class ServedModels:
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._models: list[ServedModel] = []
+        self._instances = 0
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(list(self._models))
+
+    def add(self, source: Source, name: str, config: Config, config_path: str) -> ServedModel:
+        """`config_path`: what the fetcher reads."""
+        self._instances += 1
+        number = self._instances
+        ending = "" if number == 1 else f" of {name} ({number})"
+        fetcher = Role(
+            f"fetcher{ending}", FETCHER, ["--config", config_path, "--source", source.given], own_session=True, silent=True
+        )
+        worker = Role(f"worker{ending}", WORKER, self._worker_arguments(name, number, config), WORKER_ENVIRONMENT)
+        model = ServedModel(number, name, source, config.model.context, fetcher, worker)
+        self._models.append(model)
+        return model
+
+    def _worker_arguments(self, name: str, instance: int, config: Config) -> list[str]:
+        endpoint = str(endpoints.workers_socket(self._run_dir))
+        arguments = ["--endpoint", endpoint, "--model", name, "--instance", str(instance)]
+        arguments += ["--log-level", config.logging.level, "--log-format", config.logging.format]
+        arguments += ["--beat-s", str(beat_every(config.watch.heartbeat_s))]
+        return [*arguments, *(["--record-plans", config.debug.record_plans] if config.debug.record_plans else [])]
+
+    def remove(self, model: ServedModel) -> None:
+        self._models.remove(model)
+
+    def get(self, instance: int) -> ServedModel | None:
+        return next((model for model in self._models if model.instance == instance), None)
+
+    def named(self, name: str) -> ServedModel | None:
+        """The one that new requests of the name go to."""
+        found = [model for model in self._models if model.name == name and not model.retiring]
+        answering = [model for model in found if model.was_ready and not model.error]
+        chosen = answering or found
+        return chosen[-1] if chosen else None
