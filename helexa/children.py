@@ -15,7 +15,7 @@ from helexa.processes import Child
 from helexa.restarts import Restarts
 from ipc import sockets
 from ipc.codec import BadMessage, decode_from_child
-from ipc.messages import LastWords, Stop
+from ipc.leash_messages import LastWords, Stop
 from ipc.sockets import Closed, Link
 
 log = logging.getLogger("supervisor")

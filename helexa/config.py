@@ -12,13 +12,13 @@ import difflib
 import json
 import os
 import tomllib
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from helexa import config_types
 from helexa.errors import ConfigError
 from helexa.formats import fault_spec
 
@@ -37,9 +37,7 @@ def key(
 
 @dataclass(frozen=True)
 class Server:
-    host: str = key(
-        "127.0.0.1", "Address to listen on. Anything but loopback is open to your network: there are no API keys yet."
-    )
+    host: str = key("127.0.0.1", "Address to listen on. Anything but loopback is open to your network: set keys.file.")
     port: int = key(8000, "TCP port; also names the run directory.", least=1, most=65535)
     web_workers: int = key(1, "Web worker processes.", least=1, most=64)
     allowed_hosts: list[str] = key(
@@ -257,7 +255,7 @@ def describe(section: type[Any] = Config, prefix: str = "") -> Iterator[KeyDoc]:
             continue
         default = item.default if item.default is not dataclasses.MISSING else typing.cast(Any, item.default_factory)()
         meta = item.metadata
-        yield KeyDoc(f"{prefix}{item.name}", default, meta["doc"], meta["unit"], meta["reload"], _type_name(hint))
+        yield KeyDoc(f"{prefix}{item.name}", default, meta["doc"], meta["unit"], meta["reload"], config_types.type_name(hint))
 
 
 def value_of(config: Config, path: str) -> Any:
@@ -327,6 +325,15 @@ def origin(environ: Mapping[str, str] | None = None) -> tuple[Path | None, dict[
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child process."""
     return {**os.environ, **extra}
+
+
+API_KEY_VARIABLE = "HELEXA_API_KEY"
+
+
+def api_key_headers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a client sends to a service that has keys; empty where the environment names none."""
+    key = secret(API_KEY_VARIABLE, environ)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 FAULT_VARIABLE = "HELEXA_FAULT"
@@ -417,41 +424,11 @@ def _nearest(path: str) -> str:
 
 
 def _checked(path: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
-    if not _fits(value, hint):
-        raise ConfigError(f"`{path}` = {value!r}: expected {_type_name(hint)}")
+    if not config_types.fits(value, hint):
+        raise ConfigError(f"`{path}` = {value!r}: expected {config_types.type_name(hint)}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         least, most = meta["least"], meta["most"]
         if (least is not None and not value >= least) or (most is not None and not value <= most):
             limits = f"at least {least}" if most is None else f"between {least} and {most}"
             raise ConfigError(f"`{path}` = {value!r}: must be {limits}{' ' + meta['unit'] if meta['unit'] else ''}")
     return value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arm) for arm in args)
-    if origin is Literal:
-        return value in args and not isinstance(value, bool)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(k, args[0]) and _fits(v, args[1]) for k, v in value.items())
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _type_name(hint: Any) -> str:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(arm) for arm in args)
-    if origin is Literal:
-        return " or ".join(f'"{arm}"' for arm in args)
-    if origin is list:
-        return f"a list of {_type_name(args[0])}"
-    if origin is dict:
-        return f"a table of {_type_name(args[1])}"
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}.get(hint, str(hint))

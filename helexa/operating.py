@@ -17,7 +17,7 @@ from helexa.config import Config, KeyDoc
 from helexa.errors import ConfigError, HelexaError, StartError
 from helexa.run_directory import RunDirectory
 from helexa.served_models import ServedModel, ServedModels
-from ipc.messages import LogLevel, OperatorAnswer, OperatorAsks, Settings
+from ipc.leash_messages import LogLevel, OperatorAnswer, OperatorAsks, Settings
 
 log = logging.getLogger("supervisor")
 

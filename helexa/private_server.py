@@ -38,7 +38,7 @@ def private_server(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    own = {**flags, "server.host": "127.0.0.1", "server.port": port, "logging.level": "warning"}
+    own = {**flags, "server.host": "127.0.0.1", "server.port": port, "keys.file": "", "logging.level": "warning"}
     config = configuration.load(config_file, own)
     server = subprocess.Popen(
         [sys.executable, *GUNICORN],

@@ -12,7 +12,7 @@ from helexa.children import Role
 from helexa.config import Config
 from helexa.watching import beat_every
 from ipc import endpoints
-from ipc.messages import ServeModel
+from ipc.leash_messages import ServeModel
 
 log = logging.getLogger("supervisor")
 

@@ -31,7 +31,7 @@ from helexa.served_models import ServedModel, ServedModels
 from helexa.watching import LONGEST_SLEEP_S, Silence, WatchedTime
 from ipc import installation, sockets
 from ipc.codec import BadMessage, decode_to_child
-from ipc.messages import (
+from ipc.leash_messages import (
     ChildReady,
     Drain,
     Fetched,

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ipc import messages
+from ipc import leash_messages, messages
 
 MAX_CLIENT_BYTES = 16 * 1024 * 1024
 MAX_WORKER_BYTES = 192 * 1024  # a SEQPACKET datagram of 256 KB fails with the default socket buffers
@@ -52,5 +52,5 @@ decode_client = Decoder(messages.ClientMessage, MAX_CLIENT_BYTES)
 decode_scheduler = Decoder(messages.SchedulerMessage, MAX_CLIENT_BYTES)
 decode_to_worker = Decoder(messages.ToWorker, MAX_WORKER_BYTES)
 decode_from_worker = Decoder(messages.FromWorker, MAX_WORKER_BYTES)
-decode_from_child = Decoder(messages.FromChild, MAX_WORKER_BYTES)
-decode_to_child = Decoder(messages.ToChild, MAX_WORKER_BYTES)
+decode_from_child = Decoder(leash_messages.FromChild, MAX_WORKER_BYTES)
+decode_to_child = Decoder(leash_messages.ToChild, MAX_WORKER_BYTES)

@@ -28,21 +28,8 @@ from helexa.formats.fingerprint import fingerprint
 from helexa.formats.gguf import GGUFFile
 from ipc import sockets
 from ipc.codec import BadMessage, decode_to_child, decode_to_worker
-from ipc.messages import (
-    PROTOCOL_VERSION,
-    AllocateKV,
-    Beat,
-    Fault,
-    LastWords,
-    Load,
-    Loaded,
-    LogLevel,
-    Plan,
-    Ready,
-    Register,
-    SchedulerUp,
-    Stop,
-)
+from ipc.leash_messages import Beat, LastWords, LogLevel, SchedulerUp, Stop
+from ipc.messages import PROTOCOL_VERSION, AllocateKV, Fault, Load, Loaded, Plan, Ready, Register
 from ipc.sockets import Closed, Link
 from workers import machine, recording
 from workers.faults import Faults, FaultyOps

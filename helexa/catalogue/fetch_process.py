@@ -18,7 +18,7 @@ from helexa import config as configuration
 from helexa.errors import HelexaError
 from ipc import sockets
 from ipc.codec import BadMessage, decode_to_child
-from ipc.messages import Fetched, LastWords, Progress
+from ipc.leash_messages import Fetched, LastWords, Progress
 from ipc.sockets import Closed, Link
 
 

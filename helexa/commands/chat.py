@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from helexa import run_directory
-from helexa.config import Config
+from helexa.config import API_KEY_VARIABLE, Config, api_key_headers
 from helexa.errors import StartError
 from helexa.private_server import private_server
 
@@ -58,7 +58,12 @@ def _converse(port: int, system: str | None, lines: TextIO, out: TextIO) -> int:
 
 def _only_model(port: int) -> str:
     with _request(port, "GET", "/v1/models", None) as response:
-        served = json.loads(response.read())["data"]
+        answer = json.loads(response.read())
+    if response.status == 401:
+        raise StartError(f"{answer['error']['message']}; helexa chat takes it from ${API_KEY_VARIABLE}")
+    if response.status != 200:
+        raise StartError(answer["error"]["message"])
+    served = answer["data"]
     if not served:
         raise StartError("the service has no model yet; try again in a moment")
     return str(served[0]["id"])
@@ -84,7 +89,7 @@ def _reply(port: int, body: Mapping[str, Any]) -> Iterator[str]:
 def _request(port: int, method: str, path: str, body: str | None) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
+        connection.request(method, path, body, {"Content-Type": "application/json", **api_key_headers()})
         yield connection.getresponse()
     except OSError as error:
         raise StartError(f"the service on port {port} does not answer ({error})") from None

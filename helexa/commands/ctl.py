@@ -71,7 +71,7 @@ def _arguments(action: str, argument: str | None, name: str | None) -> dict[str,
     field, optional = ARGUMENTS[action]
     if argument is None:
         if not optional:
-            raise StartError(f"`helexa ctl {action}` needs a {field.upper()}")
+            raise StartError(f"`helexa ctl {action}` needs {'an' if field == 'id' else 'a'} {field.upper()}")
         return {}
     given = {field: absolute_model(argument) if action == "load" else argument}
     if name is not None and action != "load":

@@ -1,7 +1,7 @@
 """What a key may still ask, and what it was given. Pure: `now` in seconds comes in.
 
-A rate is a bucket that holds a minute's worth and fills evenly. The bucket of tokens may be overdrawn by a running reply; the next
-request waits until it is above zero again.
+A rate is a bucket that holds a minute's worth and fills evenly. The bucket of tokens may be overdrawn by a running reply; the
+next request waits until it is above zero again.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from helexa.scheduler.held import HeldRequests, RequestMessage
 from helexa.scheduler.prices import PriceTable, StepPrices
 from helexa.scheduler.request_table import GivenUp
 from helexa.scheduler.scheduler import Scheduler
+from ipc.leash_messages import ModelReady, Progress, ServeModel
 from ipc.messages import (
     Abort,
     AllocateKV,
@@ -26,15 +27,12 @@ from ipc.messages import (
     Load,
     Loaded,
     ModelInfo,
-    ModelReady,
     ModelState,
     Plan,
-    Progress,
     PromptLogprobs,
     Ready,
     Result,
     RowError,
-    ServeModel,
     ToWorker,
 )
 

@@ -32,7 +32,7 @@ from helexa.scheduler.roster import Roster
 from helexa.scheduler.waits import WaitReports
 from helexa.scheduler.worker_links import WorkerLinks
 from helexa.watching import WatchedTime, beat_every
-from ipc import codec, endpoints, installation, messages, sockets
+from ipc import codec, endpoints, installation, leash_messages, messages, sockets
 from ipc.sockets import Closed, Link
 
 log = logging.getLogger("scheduler")
@@ -69,7 +69,7 @@ class SchedulerProcess:
         while True:
             ready = dict(self.poller.poll(self._timeout_ms(time.monotonic())))
             now = time.monotonic()
-            self.leash.offer(messages.Beat())
+            self.leash.offer(leash_messages.Beat())
             if self.clients.socket in ready:
                 for client, message in self.clients.receive():
                     self._on_client(client, message, now)
@@ -161,22 +161,22 @@ class SchedulerProcess:
     def _read_leash(self, now: float) -> bool:
         """False when told to stop."""
         message = self.leash.receive()
-        if isinstance(message, messages.Stop):
+        if isinstance(message, leash_messages.Stop):
             return False
-        if isinstance(message, messages.ServeModel):
+        if isinstance(message, leash_messages.ServeModel):
             self._serve(message, now)
-        elif isinstance(message, messages.RetireModel):
+        elif isinstance(message, leash_messages.RetireModel):
             self.roster.retire(message.instance, now)
-        elif isinstance(message, messages.Settings):
+        elif isinstance(message, leash_messages.Settings):
             self._settle(message, now)
-        elif isinstance(message, messages.OperatorAnswer):
+        elif isinstance(message, leash_messages.OperatorAnswer):
             reply = {"ok": False, "error": message.error} if message.error else {"ok": True, "note": message.note}
             self._answer(self.asked.pop(message.id, -1), control.encode(reply))
             return True
         self._announce()
         return True
 
-    def _serve(self, message: messages.ServeModel, now: float) -> None:
+    def _serve(self, message: leash_messages.ServeModel, now: float) -> None:
         engine = self.roster.get(message.instance)
         if engine is None:
             engine = Engine(message, self.config, self.incarnation, int(time.time()))
@@ -187,7 +187,7 @@ class SchedulerProcess:
             engine.fail(message.error, now)
             self._refuse_given_up(engine)
 
-    def _settle(self, message: messages.Settings, now: float) -> None:
+    def _settle(self, message: leash_messages.Settings, now: float) -> None:
         """Takes over a configuration, and what an operator wants."""
         self.config = config = configuration.read_generation(Path(message.config))
         self.generation = int(Path(message.config).name.split(".")[1])
@@ -232,7 +232,7 @@ class SchedulerProcess:
             self.leash.send(engine.ready_message())
         elif engine.state == "failed":
             log.error("%s: %s", engine.name, engine.error)
-            self.leash.send(messages.ModelLost(engine.name, engine.error, engine.instance))
+            self.leash.send(leash_messages.ModelLost(engine.name, engine.error, engine.instance))
 
     # time and output
 
@@ -246,7 +246,7 @@ class SchedulerProcess:
         for engine in self.roster.take_idle(now):
             fd = self.workers.disconnect(engine.instance)
             self._unregister([] if fd is None else [fd])
-            self.leash.send(messages.Retired(engine.instance))
+            self.leash.send(leash_messages.Retired(engine.instance))
             self._announce()
 
     def _flush(self) -> None:
@@ -318,7 +318,7 @@ class SchedulerProcess:
             return
         id = secrets.randbits(48)
         self.asked[id] = fd
-        self.leash.send(messages.OperatorAsks(id, answer.command, answer.arguments))
+        self.leash.send(leash_messages.OperatorAsks(id, answer.command, answer.arguments))
 
     def _answer(self, fd: int, line: bytes) -> None:
         if fd in self.operators:
@@ -345,7 +345,7 @@ def main() -> int:
     leash = sockets.from_fd(options.leash_fd, codec.decode_to_child)
     try:
         process = SchedulerProcess(config, options.config.parent, leash)
-        leash.send(messages.ChildReady(f"pid {os.getpid()}"))
+        leash.send(leash_messages.ChildReady(f"pid {os.getpid()}"))
         process.run()
         process.clients.close()
     except Closed:
@@ -354,7 +354,7 @@ def main() -> int:
     except Exception as error:
         log.exception("the scheduler failed")
         try:
-            leash.send(messages.LastWords(f"scheduler: {type(error).__name__}: {error}"))
+            leash.send(leash_messages.LastWords(f"scheduler: {type(error).__name__}: {error}"))
         except Closed:
             pass
         return 1

@@ -124,7 +124,7 @@ class Sequence:
             return None
         params, last = self.request.params, self.tokens[-1]
         if output > params.min_tokens:
-            if last in eos_ids and not params.ignore_eos:
+            if last in eos_ids and (params.grammar or not params.ignore_eos):  # after a whole grammar nothing can follow
                 return ("stop", last)
             if last in params.stop_token_ids:
                 return ("stop", last)

@@ -17,7 +17,7 @@ from helexa.scheduler.device_share import DeviceShare
 from helexa.scheduler.engine import Engine
 from helexa.scheduler.roster import Roster
 from helexa.watching import Silence, WatchedTime
-from ipc import codec, messages, sockets
+from ipc import codec, leash_messages, messages, sockets
 from ipc.codec import BadMessage
 from ipc.sockets import Closed, Link
 
@@ -169,7 +169,7 @@ class WorkerLinks:
             error = f"the worker of {engine.name} has not answered a step for {step_s:g} s (a hang)"
             log.error("%s; it is ended", error)
             engine.on_worker_hung(error)
-            self._tell(messages.WorkerHung(engine.name, connection.link.peer_pid(), error))
+            self._tell(leash_messages.WorkerHung(engine.name, connection.link.peer_pid(), error))
 
     def disconnect(self, instance: int) -> int | None:
         """A model is not served any more: its worker is left to the supervisor. Returns the descriptor it had."""

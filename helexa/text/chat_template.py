@@ -207,7 +207,8 @@ def _check_widths(numbers: Iterable[Any]) -> None:
 
 def _check_format(text: str, values: Any) -> None:
     """Widths and precisions that a printf-style text names, or takes from its values."""
-    _check_widths(int(digits[:12]) for digits in re.findall(r"[0-9]+", text))
+    for form in re.findall(r"%(?:\([^)]*\))?([^a-zA-Z%]*)", text):
+        _check_widths(int(digits[:12]) for digits in re.findall(r"[0-9]+", form))
     if "*" in text:
         _check_widths(values if isinstance(values, tuple) else (values,))
 

@@ -32,7 +32,7 @@ from helexa.errors import HelexaError  # noqa: E402
 from helexa.processes import Child, die_with_parent  # noqa: E402
 from ipc import installation, sockets  # noqa: E402
 from ipc.codec import BadMessage, decode_from_child  # noqa: E402
-from ipc.messages import ChildReady, Drain, LastWords, Stop  # noqa: E402
+from ipc.leash_messages import ChildReady, Drain, LastWords, Stop  # noqa: E402
 from ipc.sockets import Closed  # noqa: E402
 
 SUPERVISOR_STOP_MS = 25_000  # the supervisor gives its own children 20 s
@@ -168,12 +168,15 @@ def on_starting(server: Any) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):
             stops.append(number)
             supervisor.drain()
-            leaving.rejoin(server)
             number = signal.SIGTERM if len(stops) == 1 else signal.SIGQUIT
         server.SIG_QUEUE.put_nowait(number)
 
-    reap = server.handle_chld
+    reap, stop = server.handle_chld, server.stop
     leaving = _Leaving()
+
+    def stop_all(graceful: bool = True) -> None:
+        leaving.rejoin(server)
+        stop(graceful)
 
     def on_child() -> None:
         reap()
@@ -185,6 +188,7 @@ def on_starting(server: Any) -> None:
     server.signal = on_signal
     server.handle_chld = server.handle_cld = on_child
     server.handle_hup = lambda: leaving.replace(server)
+    server.stop = stop_all
     server.handle_usr2 = lambda: server.log.warning("USR2 is refused: two arbiters cannot share one engine; use HUP, or restart")
 
 

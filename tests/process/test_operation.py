@@ -203,6 +203,26 @@ def test_a_stop_after_hang_up_waits_for_the_old_web_worker(tmp_path, model, undi
         assert service.wait() == 0
 
 
+def test_a_stop_refuses_what_waits_and_ends_what_runs(tmp_path, model, undisturbed):
+    """SIGTERM: requests in the queue end with shutting_down at once, the stream in the seat ends whole, the exit code is 0."""
+    with serving(tmp_path, *configured(tmp_path, model, "[admission]\nseats = 1\n")) as service:
+        waiting: list[Transcript] = []
+        threads = [threading.Thread(target=lambda: waiting.append(stream(service.port, BODIES[1]))) for _ in range(2)]
+
+        def disturb() -> None:
+            for thread in threads:
+                thread.start()
+            service.wait_for("accepted", count=3)
+            service.process.send_signal(signal.SIGTERM)
+
+        assert run_http(service, BODIES[:1], disturb, after_events=3) == undisturbed[:1]
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        errors = [seen.error[1] if isinstance(seen.error, tuple) else seen.error for seen in waiting]  # before or in the stream
+        assert [error["code"] for error in errors] == ["shutting_down"] * 2  # type: ignore[index]
+        assert service.wait() == 0
+
+
 def test_two_models_share_the_device(tmp_path, model, undisturbed):
     """`load` adds one; streams of both, at once, are those each has alone; `unload` lets its streams end."""
     other = write_tiny_model(tmp_path / "other.gguf", context=1024, seed=99)

@@ -138,7 +138,7 @@ def run_zmq(
     service: Service, asked: Sequence[Body], disturb: Callable[[], None] | None = None, after_events: int = 2 * STREAMS
 ) -> list[Transcript]:
     """The same requests through the ZeroMQ client, from one connection; prompts are bytes + 3, the tiny model's ids."""
-    with Client(service.run_dir) as client:
+    with Client(service.run_dir, credit=32) as client:  # the engine cannot be done before the client has seen anything
         generations = [client.submit(_ids(body["prompt"]), **_options(body)) for body in asked]
         taken, refused = 0, {}
         while not all(generation.ended for generation in generations):

@@ -73,7 +73,7 @@ def test_a_damaged_file_is_not_believed(tmp_path, table):
 
 
 def test_the_book_follows_the_file_and_fails_closed(tmp_path):
-    """Added and revoked keys count at once; a file that went away, or is open to others, lets nobody in; mended, it counts again."""
+    """Added and revoked keys count at once; a file that went away, or is open to others, lets nobody in until it is mended."""
     path = tmp_path / "keys.json"
     (first, token), (second, other) = key_file.make("one"), key_file.make("two")
     write(path, [first])

@@ -17,7 +17,7 @@ from engine_driver import (
 
 from helexa.errors import RequestError
 from helexa.scheduler.scheduler import FINISH_LINGER_S
-from ipc.messages import RowError
+from ipc.messages import Result, RowError
 
 
 def test_one_request_is_answered_to_its_end():
@@ -344,3 +344,14 @@ def test_batching_off_serves_one_at_a_time():
         scheduler.add(CLIENT, generate(f"r{index}", [3 + index]), 0.0)
     run_until_idle(scheduler, worker, peer)
     assert all(len(plan.seats) == 1 for plan in worker.plans) and len(peer.finishes) == 3
+
+
+def test_a_whole_grammar_ends_a_reply_that_ignores_ends():
+    """Where only an end may follow, `ignore_eos` had nothing to go on with: the reply ended with an error of its grammar."""
+    scheduler = make_scheduler()
+    scheduler.add(CLIENT, generate("r", [5, 6], ignore_eos=True, grammar="start: /a/"), 0.0)
+    plan = scheduler.plan_step(0.0)
+    scheduler.apply_result(Result(plan.incarnation, plan.step, 0, True, plan.seats, [END_ID], {}, {}, 1.0), 0.0)
+    peer = Peer(scheduler)
+    peer.receive()
+    assert (peer.finishes["r", 0].reason, peer.finishes["r", 0].stop_token) == ("stop", END_ID)
