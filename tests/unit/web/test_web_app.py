@@ -193,7 +193,7 @@ def test_a_scheduler_killed_in_a_stream_is_a_pause(tmp_path: Path) -> None:
 
     async def scene(client: Client, peer: FakeScheduler) -> None:
         exchange = client.begin(CHAT, {**HELLO, "stream": True, "n": 2, "return_token_sha": True})
-        while b'"content":"hel"' not in exchange.response.body and b'"content":"l"' not in exchange.response.body:
+        while b'"content":"h' not in exchange.response.body:  # deltas that came together are one piece
             await exchange.part()
         await asyncio.to_thread(peer.kill)
         with FakeScheduler(tmp_path, incarnation=2, models=[served(tmp_path)], overlap=2):
