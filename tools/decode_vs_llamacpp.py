@@ -40,9 +40,10 @@ def helexa(client: Client, model: str, batch: int, chance: random.Random) -> tup
     """(prompt tokens, output tokens) a second; the first only for a batch of one."""
     prompts = [[chance.randrange(1000, 40_000) for _ in range(PROMPT)] for _ in range(batch)]
     asked = time.perf_counter()
-    generations = [client.submit(prompt, model=model, max_tokens=OUTPUT, temperature=0, ignore_eos=True) for prompt in prompts]
+    output = OUTPUT + 24 * batch  # so that all streams decode together for a while, however late the last prompt was done
+    generations = [client.submit(prompt, model=model, max_tokens=output, temperature=0, ignore_eos=True) for prompt in prompts]
     times: dict[Generation, list[float]] = defaultdict(list)
-    while any(len(times[generation]) < OUTPUT for generation in generations):
+    while any(len(times[generation]) < output for generation in generations):
         client.poll(60)
         now = time.perf_counter()
         for generation in generations:
