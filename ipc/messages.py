@@ -157,6 +157,13 @@ class Accepted(Struct, tag="accepted", forbid_unknown_fields=True):
     req_id: str
 
 
+class Seated(Struct, tag="seated", forbid_unknown_fields=True):
+    """Requests of which a choice runs for the first time: from here on they are not refused. Said once, and again to nobody."""
+
+    incarnation: int
+    req_ids: list[str]
+
+
 class Refused(Struct, tag="refused", forbid_unknown_fields=True):
     """Not taken, or given up before its first token. `code` is one of helexa.errors' codes; `retry_after` in seconds."""
 
@@ -205,7 +212,7 @@ class Deltas(Struct, tag="deltas", forbid_unknown_fields=True):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
-SchedulerMessage = Welcome | Models | Accepted | Refused | Deltas
+SchedulerMessage = Welcome | Models | Accepted | Seated | Refused | Deltas
 
 
 # scheduler <-> device worker: one SEQPACKET connection per rank, which is one incarnation
@@ -234,8 +241,8 @@ class Load(Struct, array_like=True, tag="load", forbid_unknown_fields=True):
 
 
 class Loaded(Struct, array_like=True, tag="loaded", forbid_unknown_fields=True):
-    """`prices` are (rows in a step, milliseconds) pairs, rising in rows, each the fastest of a few runs. `free_bytes` is what
-    the memory limit leaves for KV; `memory_note` says what bound that limit."""
+    """`prices` are (rows in a step, milliseconds) pairs, rising in rows, each the fastest of a few runs; the prices after them are
+    milliseconds too. `free_bytes` is what the memory limit leaves for KV; `memory_note` says what bound that limit."""
 
     free_bytes: int
     memory_note: str
@@ -246,6 +253,8 @@ class Loaded(Struct, array_like=True, tag="loaded", forbid_unknown_fields=True):
     eos_ids: list[int]  # tokens that end an answer
     prices: list[tuple[int, float]]
     logit_row_ms: float  # what a row that wants logits costs beyond that
+    decode_position_ms: float  # and each position that a decoding row attends to
+    prompt_position_ms: float  # or that a row of a prompt does
     ops: str
     threads_note: str
     remedy: str

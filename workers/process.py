@@ -146,6 +146,7 @@ class Worker:
                 ops = FaultyOps(ops, self.faults)
             runner = Runner(file, ops, message.context, end_ids, message.max_step_tokens, message.max_seats)
             prices = runner.measure_prices(time.perf_counter)
+            decode_position_ms, prompt_position_ms = runner.measure_positions(time.perf_counter)
         except (HelexaError, KeyError) as error:
             text = error.message if isinstance(error, HelexaError) else f"no file for {error}"
             raise WorkerFault("load", text) from None
@@ -160,6 +161,8 @@ class Worker:
             eos_ids=end_ids,
             prices=prices,
             logit_row_ms=runner.measure_logit_row(time.perf_counter),
+            decode_position_ms=decode_position_ms,
+            prompt_position_ms=prompt_position_ms,
             ops=ops.name,
             threads_note=threads.note,
             remedy=ops.remedy,

@@ -21,6 +21,9 @@ from workers.shared_step import Capacity, StepRing
 PRICE_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 PRICE_RUNS = 4
 PRICE_LOGIT_ROWS = 8
+PRICE_SEQUENCES = 8  # decoding beside each other, for the price of a position
+PRICE_POSITIONS = 1024  # that each of them, or a prompt's row, attends to
+PRICE_KV_BYTES = 128 * 2**20  # that a measurement may take at most
 PRICE_BUDGET_S = 1.0
 SCORED_ROWS = 256  # a message of so many log probabilities, with 20 others each, is well within a datagram
 
@@ -145,6 +148,27 @@ class Runner:
         few, all_of_them = (self._fastest(_probe_step(rows, logit_rows), clock) for logit_rows in (1, rows))
         return max(0.0, all_of_them - few) / max(1, rows - 1)
 
+    def measure_positions(self, clock: Callable[[], float]) -> tuple[float, float]:
+        """Milliseconds of a position that a decoding row attends to, and of one that a row of a prompt does: from a step far into
+        its context and one at its beginning. Leaves no KV."""
+        sequences = min(PRICE_SEQUENCES, self._max_seats, self._max_step_tokens)
+        blocks = min(
+            PRICE_POSITIONS // BLOCK_SIZE, self.context // BLOCK_SIZE, PRICE_KV_BYTES // self.bytes_per_block() // sequences
+        )
+        if blocks < 2:
+            return 0.0, 0.0
+        self.ops.allocate_kv(self.model.layers, blocks * sequences, self.model.kv_heads, self.model.head_dim)
+        rows, positions = PRICE_LOGIT_ROWS, blocks * BLOCK_SIZE
+        decode = self._slope(
+            _decode_step(sequences, 1), _decode_step(sequences, blocks), sequences * (positions - BLOCK_SIZE), clock
+        )
+        prompt = self._slope(_prompt_step(rows, 1), _prompt_step(rows, blocks), rows * (positions - BLOCK_SIZE), clock)
+        self.ops.allocate_kv(self.model.layers, 1, self.model.kv_heads, self.model.head_dim)
+        return decode, prompt
+
+    def _slope(self, near: StepInputs, far: StepInputs, more_positions: int, clock: Callable[[], float]) -> float:
+        return max(0.0, self._fastest(far, clock) - self._fastest(near, clock)) / more_positions
+
     def _fastest(self, step: StepInputs, clock: Callable[[], float]) -> float:
         """Milliseconds of the fastest of PRICE_RUNS runs, or of fewer where one takes long."""
         started = clock()
@@ -198,4 +222,33 @@ def _probe_step(rows: int, logit_rows: int = 1) -> StepInputs:
         context_lens=np.array([rows], np.int32),
         block_tables=np.arange(blocks, dtype=np.int32)[None],
         logit_rows=np.arange(rows - logit_rows, rows, dtype=np.int32),
+    )
+
+
+def _decode_step(sequences: int, blocks: int) -> StepInputs:
+    """A row each of sequences that fill so many blocks of their own."""
+    rows = np.arange(sequences, dtype=np.int32)
+    length = blocks * BLOCK_SIZE
+    return StepInputs(
+        token_ids=np.zeros(sequences, np.int32),
+        positions=np.full(sequences, length - 1, np.int32),
+        sequence_of_row=rows,
+        row_start=np.arange(sequences + 1, dtype=np.int32),
+        context_lens=np.full(sequences, length, np.int32),
+        block_tables=np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks),
+        logit_rows=rows,
+    )
+
+
+def _prompt_step(rows: int, blocks: int) -> StepInputs:
+    """The last rows of one sequence that fills so many blocks."""
+    length = blocks * BLOCK_SIZE
+    return StepInputs(
+        token_ids=np.zeros(rows, np.int32),
+        positions=np.arange(length - rows, length, dtype=np.int32),
+        sequence_of_row=np.zeros(rows, np.int32),
+        row_start=np.array([0, rows], np.int32),
+        context_lens=np.array([length], np.int32),
+        block_tables=np.arange(blocks, dtype=np.int32)[None],
+        logit_rows=np.array([rows - 1], np.int32),
     )

@@ -14,9 +14,10 @@ from helexa.errors import RequestError, StartError
 from helexa.scheduler.admission import RETRY_AFTER_S, Limits
 from helexa.scheduler.block_pool import BLOCK_SIZE
 from helexa.scheduler.held import HeldRequests, RequestMessage
-from helexa.scheduler.prices import PriceTable, StepPrices
+from helexa.scheduler.prices import PriceTable, StepPrices, UnitPrices
 from helexa.scheduler.request_table import GivenUp
 from helexa.scheduler.scheduler import Scheduler
+from helexa.scheduler.sequence import Request
 from ipc.leash_messages import ModelReady, Progress, ServeModel
 from ipc.messages import (
     Abort,
@@ -146,7 +147,7 @@ class Engine:
             limits = self._limits(self._loaded, self._plan)
             self.scheduler = Scheduler(
                 limits,
-                StepPrices(PriceTable(self._loaded.prices), self._loaded.logit_row_ms),
+                _prices(self._loaded),
                 frozenset(self._loaded.eos_ids),
                 self._incarnation,
             )
@@ -265,6 +266,10 @@ class Engine:
         if self.scheduler is not None:
             self.scheduler.drop_client(client, now)
 
+    def take_newcomers(self) -> list[Request]:
+        """Requests that run for the first time since this was last asked."""
+        return [] if self.scheduler is None else self.scheduler.seating.take_newcomers()
+
     def plan_step(self, now: float) -> Plan | None:
         if self.state != "ready" or self.scheduler is None:
             return None
@@ -370,3 +375,8 @@ class Engine:
             error=self.error,
             instance=self.instance,
         )
+
+
+def _prices(loaded: Loaded) -> StepPrices:
+    units = UnitPrices(loaded.logit_row_ms, loaded.decode_position_ms, loaded.prompt_position_ms)
+    return StepPrices(PriceTable(loaded.prices), units)

@@ -1,20 +1,20 @@
 """What a step will cost, by predicted time. Pure: measured times come in as values.
 
 A step's milliseconds are those of its rows (a table that the worker measured when it loaded the model), of its rows that want
-logits, and of the positions that its rows attend to; the last price is learned from the steps themselves.
+logits, and of the positions that its rows attend to: rows of one prompt share what they read, decoding rows do not. What comes on
+top of every step (sampling, messages) is learned from the steps that only decode.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-LEARN_FROM_POSITIONS = 2048  # below that, a step's time says nothing of attention
 LEARN_SHARES = (
-    0.05,
-    0.3,
-)  # of a new observation in the price, when it is dearer and when it is cheaper: noise only ever adds time
+    0.02,
+    0.2,
+)  # of a new observation in what is learned, when it is dearer and when it is cheaper: noise only ever adds
 
 
 class PriceTable:
@@ -42,35 +42,50 @@ class PriceTable:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a step's time depends on. `positions`: the sum over its rows of the positions each attends to."""
+    """What a step's time depends on. `decode_positions` and `prompt_positions`: the sums, over its decoding rows and over its rows
+    of prompts, of the positions each attends to."""
 
     rows: int = 0
     logit_rows: int = 0
-    positions: int = 0
+    decode_positions: int = 0
+    prompt_positions: int = 0
 
-    def plus(self, start: int, count: int, samples: bool) -> Shape:
-        """With `count` more rows of a sequence, from position `start` on."""
-        return Shape(self.rows + count, self.logit_rows + samples, self.positions + count * (start + count))
+    def plus_prompt(self, start: int, count: int) -> Shape:
+        """With `count` more rows of a prompt, from position `start` on, the last of which may want logits."""
+        positions = self.prompt_positions + count * (start + count)
+        return replace(self, rows=self.rows + count, logit_rows=self.logit_rows + 1, prompt_positions=positions)
+
+
+@dataclass(frozen=True)
+class UnitPrices:
+    """Milliseconds of one more: row that wants logits, position that a decoding row attends to, or one that a prompt's row does."""
+
+    logit_row: float = 0.0
+    decode_position: float = 0.0
+    prompt_position: float = 0.0
 
 
 class StepPrices:
-    def __init__(self, table: PriceTable, logit_row_ms: float = 0.0) -> None:
+    def __init__(self, table: PriceTable, units: UnitPrices | None = None) -> None:
         self.table = table
-        self.logit_row_ms = logit_row_ms
-        self.position_ms = 0.0  # learned
+        self.units = units or UnitPrices()
+        self.overhead_ms = 0.0  # learned
 
     def predict(self, shape: Shape) -> float:
         """Milliseconds."""
-        return self.table.milliseconds(shape.rows) + shape.logit_rows * self.logit_row_ms + shape.positions * self.position_ms
+        return self._work_ms(shape) + self.overhead_ms
 
     def learn(self, shape: Shape, milliseconds: float) -> None:
         """A step of that shape took so long."""
-        if shape.positions < LEARN_FROM_POSITIONS:
+        if shape.prompt_positions:
             return
-        rest = milliseconds - self.table.milliseconds(shape.rows) - shape.logit_rows * self.logit_row_ms
-        seen = max(0.0, rest) / shape.positions
-        share = LEARN_SHARES[seen < self.position_ms] if self.position_ms else 1.0
-        self.position_ms += (seen - self.position_ms) * share
+        seen = max(0.0, milliseconds - self._work_ms(shape))
+        self.overhead_ms += (seen - self.overhead_ms) * LEARN_SHARES[seen < self.overhead_ms]
+
+    def _work_ms(self, shape: Shape) -> float:
+        units = self.units
+        attention = shape.decode_positions * units.decode_position + shape.prompt_positions * units.prompt_position
+        return self.table.milliseconds(shape.rows) + shape.logit_rows * units.logit_row + attention
 
     def prompt_tokens_beside(self, decoding: Shape, start: int, step_tokens: int, min_step_ms: float) -> int:
         """Tokens of a prompt, from position `start` on, that may join decoding rows: the step then lasts at most twice as long as
@@ -81,7 +96,7 @@ class StepPrices:
         low, high = 1, max(1, step_tokens - decoding.rows)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.predict(decoding.plus(start, middle, True)) <= bound:
+            if self.predict(decoding.plus_prompt(start, middle)) <= bound:
                 low = middle
             else:
                 high = middle - 1

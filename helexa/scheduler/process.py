@@ -83,6 +83,7 @@ class SchedulerProcess:
             self._expire(now)
             self._unregister(self.workers.call_back(now))
             self._unregister(self.workers.plan(now, self.config.watch.step_s))
+            self._tell_seated()
             self._flush()
 
     def _timeout_ms(self, now: float) -> int:
@@ -248,6 +249,14 @@ class SchedulerProcess:
             self._unregister([] if fd is None else [fd])
             self.leash.send(leash_messages.Retired(engine.instance))
             self._announce()
+
+    def _tell_seated(self) -> None:
+        seated: dict[bytes, dict[str, None]] = {}
+        for engine in self.roster:
+            for request in engine.take_newcomers():
+                seated.setdefault(request.client, {})[request.req_id] = None
+        for client, req_ids in seated.items():
+            self.clients.send(client, messages.Seated(self.incarnation, list(req_ids)))
 
     def _flush(self) -> None:
         """What its client's pipe does not take stays due."""

@@ -16,7 +16,8 @@ from helexa.scheduler.kv_memory import KvMemory
 from helexa.scheduler.outbox import Outbox
 from helexa.scheduler.prices import Shape, StepPrices
 from helexa.scheduler.request_table import GivenUp, Reminders, RequestTable
-from helexa.scheduler.sequence import Request, Sequence, SequenceKey, State
+from helexa.scheduler.seating import Seating
+from helexa.scheduler.sequence import Request, Sequence, State
 from helexa.scheduler.step_builder import StepBuilder
 from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generate, Plan, PromptLogprobs, Result, RowError
 
@@ -34,17 +35,19 @@ class Scheduler:
         self.counters = Counters()
         self.memory = KvMemory(limits.blocks, limits.reserve_tokens, limits.cached_blocks, MOST_CACHED_PREFIX)
         self.waiting = FairQueue()
-        self.running: list[Sequence] = []  # by arrival at a seat, oldest first
+        self.seating = Seating(limits.seats, self.memory, self.waiting, self.counters)
         self.outbox = Outbox()
         self._requests = RequestTable()
         self._reminders = Reminders()
-        self._parked: dict[SequenceKey, Sequence] = {}  # preempted while out of credit
-        self._free_seats = list(range(limits.seats - 1, -1, -1))
-        self._leaves: list[int] = []
         self._in_flight: list[tuple[Sequence, int]] | None = None
         self._in_flight_plan = Plan(0, -1, 0, [], [], [], [], [], [], [], [], [], [])
         self._in_flight_shape = Shape()
         self._step = 0
+
+    @property
+    def running(self) -> list[Sequence]:
+        """By arrival at a seat, oldest first."""
+        return self.seating.running
 
     # requests
 
@@ -86,7 +89,7 @@ class Scheduler:
 
     def _check_room(self, message: Generate) -> None:
         waiting = self.waiting
-        queue = Queue(len(waiting), waiting.tokens, waiting.waiting_of(message.key), len(self._free_seats))
+        queue = Queue(len(waiting), waiting.tokens, waiting.waiting_of(message.key), self.seating.num_free)
         try:
             check_room(len(message.seeds), len(message.prompt_ids) * len(message.seeds), message.key, queue, self.limits)
         except RequestError:
@@ -108,9 +111,7 @@ class Scheduler:
         if sequence is not None and message.upto > sequence.credit:
             sequence.credit = message.upto
             if not sequence.out_of_credit:
-                sequence.stalled_since = None
-                if self._parked.pop(sequence.key, None) is not None:
-                    self.waiting.push(sequence, front=True)
+                self.seating.has_credit_again(sequence)
             self.outbox.add(sequence)
 
     def abort(self, client: bytes, message: Abort, now: float) -> None:
@@ -158,14 +159,14 @@ class Scheduler:
         if self._in_flight is not None:
             return None
         builder = StepBuilder()
-        self._make_room()
+        self.seating.make_room()
         if self._add_suspect(builder):
             return self._send_off(builder, 0)
         self._add_decoding(builder, now)
         decode_rows = len(builder.parts)
         budget = self._add_prefilling(builder, self._prompt_budget(builder))
         self._add_waiting(builder, budget)
-        while not builder.parts and self._preempt_youngest():
+        while not builder.parts and self.seating.preempt_youngest():
             self._add_decoding(builder, now)
             self._add_prefilling(builder, self.limits.step_tokens)
         if not builder.parts:
@@ -175,8 +176,8 @@ class Scheduler:
     def _add_suspect(self, builder: StepBuilder) -> bool:
         """One that workers seem to die of is computed by itself until it is found innocent."""
         first = self.waiting.peek()
-        if first is not None and suspects.runs_alone(first) and self._free_seats and self.memory.seat(first):
-            self._take_seat(self.waiting.pop())
+        if first is not None and suspects.runs_alone(first):
+            self.seating.seat_first()
         for sequence in self.running:
             if suspects.runs_alone(sequence) and not (sequence.decodes and sequence.out_of_credit):
                 count = min(sequence.num_new_tokens, self.limits.step_tokens, self._most_rows(builder, sequence))
@@ -207,13 +208,13 @@ class Scheduler:
         return budget
 
     def _add_waiting(self, builder: StepBuilder, budget: int) -> None:
-        while budget > 0 and self._free_seats and len(self.running) + builder.extra_rows < self.limits.seats:
-            sequence = self.waiting.peek()
-            if sequence is None or suspects.runs_alone(sequence):
+        while budget > 0 and len(self.running) + builder.extra_rows < self.limits.seats:
+            first = self.waiting.peek()
+            if first is None or suspects.runs_alone(first) or not builder.has_room(first):
                 return
-            if not builder.has_room(sequence) or not self.memory.seat(sequence):
+            sequence = self.seating.seat_first()
+            if sequence is None:
                 return
-            self._take_seat(self.waiting.pop())
             count = min(sequence.num_new_tokens, budget, self._most_rows(builder, sequence))
             if self._schedule(builder, sequence, count):
                 budget -= count
@@ -233,8 +234,8 @@ class Scheduler:
             self.waiting.charge(sequence.request.key, count)
         self._in_flight_shape = builder.shape()
         repeat = self._repeat(builder, decode_rows)
-        plan = builder.plan(self.incarnation, self._step, repeat, self._leaves)
-        self._leaves = []
+        plan = builder.plan(self.incarnation, self._step, repeat, self.seating.leaves)
+        self.seating.leaves = []
         self._in_flight, self._in_flight_plan = builder.parts, plan
         counters.note_plan(plan)
         return plan
@@ -332,13 +333,13 @@ class Scheduler:
             if sequence.state is State.FINISHED:
                 self._release(sequence)
         for sequence in reversed(self.running.copy()):
-            self._unseat(sequence)
+            self.seating.unseat(sequence)
         self.memory.forget_contents()
-        self._leaves = []
+        self.seating.leaves = []
 
     def fail(self, error: str, now: float) -> None:
         """No worker will come: every sequence ends."""
-        for sequence in [*self.running, *self.waiting, *self._parked.values()]:
+        for sequence in [*self.running, *self.waiting, *self.seating.parked.values()]:
             self._finish(sequence, "error", now, error=error)
 
     # time
@@ -383,7 +384,7 @@ class Scheduler:
     # state
 
     def num_live(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self._parked)
+        return len(self.waiting) + len(self.running) + len(self.seating.parked)
 
     def knows(self, client: bytes, req_id: str) -> bool:
         return bool(self._requests.choices(client, req_id))
@@ -395,7 +396,7 @@ class Scheduler:
 
     def open_requests(self) -> list[str]:
         """Ids of the requests that wait or run."""
-        sequences = [*self.running, *self.waiting, *self._parked.values()]
+        sequences = [*self.running, *self.waiting, *self.seating.parked.values()]
         return list(dict.fromkeys(sequence.request.req_id for sequence in sequences))
 
     def num_open_of(self, key: str) -> int:
@@ -412,8 +413,7 @@ class Scheduler:
         ended = [sequence for sequence, _ in self._in_flight or [] if sequence.state is State.FINISHED and sequence.seat >= 0]
         holders = self.running + ended
         self.memory.check(holders)
-        seats = [sequence.seat for sequence in holders]
-        assert len(set(seats)) == len(seats) and len(seats) + len(self._free_seats) == self.limits.seats, "a seat is lost"
+        self.seating.check(holders)
         for sequence in self.running:
             assert sequence.num_computed_tokens < sequence.num_tokens, "nothing is left to compute, yet it runs"
         assert len(self.waiting) == sum(1 for _ in self.waiting), "the queue is miscounted"
@@ -429,16 +429,6 @@ class Scheduler:
             self._reminders.add(now + self.limits.slow_client_s, sequence)
         return True
 
-    def _take_seat(self, sequence: Sequence) -> None:
-        """The queue's first gets the seat that its memory was reserved for."""
-        if not sequence.ever_seated:
-            self.counters.cached_tokens += sequence.num_cached_tokens
-        sequence.seat = self._free_seats.pop()
-        sequence.state = State.RUNNING
-        sequence.ever_seated = True
-        sequence.passed_over = 0
-        self.running.append(sequence)
-
     def _schedule(self, builder: StepBuilder, sequence: Sequence, count: int) -> bool:
         """Adds a part to the step, with the blocks it needs. Where memory does not suffice the sequence pauses: it keeps what it
         has, and goes on when another has ended."""
@@ -447,50 +437,6 @@ class Scheduler:
             return False
         builder.add(sequence, count)
         return True
-
-    def _make_room(self) -> None:
-        """While the queue's first cannot be seated: one that waits for its reader gives its seat up, else, to an interactive
-        one, a background one. Neither is forgotten."""
-        while (first := self.waiting.peek()) is not None:
-            if self._free_seats and self.memory.fits(first):
-                return
-            victims = [sequence for sequence in self.running if sequence.stalled_since is not None]
-            if first.request.priority_class == 0:
-                victims = victims or [sequence for sequence in self.running if sequence.request.priority_class > 0]
-            if not victims:
-                return
-            self._preempt(victims[-1])
-
-    def _preempt_youngest(self) -> bool:
-        """When memory lets nobody go on, one gives its up, those that wait for their reader first; False when only one runs."""
-        if len(self.running) < 2 or all(sequence.out_of_credit for sequence in self.running):
-            return False
-        stalled = [sequence for sequence in self.running if sequence.out_of_credit]
-        self._preempt((stalled or self.running)[-1])
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.counters.preemptions += 1
-        self._unseat(sequence)
-
-    def _unseat(self, sequence: Sequence) -> None:
-        """Back to the queue, or, out of credit, to wait for its reader first."""
-        self.running.remove(sequence)
-        self._give_back(sequence)
-        sequence.state = State.WAITING
-        if sequence.stalled_since is None:
-            self.waiting.push(sequence, front=True)
-        else:
-            self._parked[sequence.key] = sequence
-
-    def _give_back(self, sequence: Sequence) -> None:
-        self.memory.release(sequence)
-        if sequence.joined:
-            self._leaves.append(sequence.seat)
-        self._free_seats.append(sequence.seat)
-        sequence.seat = -1
-        sequence.num_told_blocks = 0
-        sequence.joined = sequence.sampled_last = False
 
     def _finish_if_ended(self, sequence: Sequence, now: float) -> bool:
         ended = sequence.finish_reason(self.eos_ids, self.limits.context)
@@ -515,12 +461,7 @@ class Scheduler:
         sequence.finished_at = now
         self._reminders.add(now + FINISH_LINGER_S, sequence)
         sequence.stalled_since = None
-        self._parked.pop(sequence.key, None)
-        before, sequence.state = sequence.state, State.FINISHED
-        if before is State.WAITING and sequence.queued:
-            self.waiting.leave(sequence)
-        elif before is State.RUNNING:
-            self.running.remove(sequence)
+        self.seating.leave(sequence)
         self.outbox.add(sequence)
         if sequence.seat >= 0 and not sequence.in_flight:
             self._release(sequence)
@@ -529,7 +470,7 @@ class Scheduler:
         """Frees what an ended sequence held, once no step in flight writes there."""
         if sequence.aborted_at_step >= 0:
             self.counters.note_release(self._step - sequence.aborted_at_step)
-        self._give_back(sequence)
+        self.seating.release(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         self.outbox.discard(sequence)

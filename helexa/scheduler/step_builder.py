@@ -26,9 +26,15 @@ class StepBuilder:
 
     def shape(self) -> Shape:
         """What the step's time depends on."""
-        rows = sum(count for _, count in self.parts)
-        starts = [(sequence.num_computed_tokens, count) for sequence, count in self.parts]
-        return Shape(rows, len(self.parts) + self.extra_rows, sum(count * (start + count) for start, count in starts))
+        decode = prompt = rows = 0
+        for sequence, count in self.parts:
+            rows += count
+            positions = count * (sequence.num_computed_tokens + count)
+            if sequence.decodes:
+                decode += positions
+            else:
+                prompt += positions
+        return Shape(rows, len(self.parts) + self.extra_rows, decode, prompt)
 
     def add(self, sequence: Sequence, count: int) -> None:
         self.parts.append((sequence, count))

@@ -45,6 +45,11 @@ class Stream:
         return self._request.accepted
 
     @property
+    def firm(self) -> bool:
+        """It will not be refused any more."""
+        return self._request.firm
+
+    @property
     def refusal(self) -> RequestError | None:
         refused = self._request.refused
         return None if refused is None else RequestError(refused.code, refused.message, retry_after=refused.retry_after)

@@ -55,7 +55,8 @@ class Generation:
         self._gone = False
 
     async def start(self) -> None:
-        """Submits, and waits until the scheduler has taken every prompt. Raises RequestError when one is refused, ClientGone."""
+        """Submits, and waits until no prompt can be refused any more: in the queue it may still be told to come again later, with
+        a status of its own. Raises RequestError when one is refused, ClientGone."""
         for number, request in enumerate(self._requests):
             self._prompts.append(self._submit(number, request))
         deadline = asyncio.get_running_loop().time() + ADMISSION_WAIT_S
@@ -67,6 +68,10 @@ class Generation:
                     self._check()
         except TimeoutError:
             raise scheduler_down() from None
+        while not all(prompt.stream.firm for prompt in self._prompts):
+            await self._news.wait()
+            self._news.clear()
+            self._check()
         self._news.set()  # output may have come with the answers
 
     async def events(self, silence_s: float | None = None) -> AsyncIterator[list[Event]]:

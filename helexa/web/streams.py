@@ -25,6 +25,7 @@ from ipc.messages import (
     Models,
     Refused,
     SchedulerMessage,
+    Seated,
     TokenLogprobs,
     Welcome,
 )
@@ -65,6 +66,7 @@ class LiveRequest:
         self.choices = [Choice(HeldOutput(generate.credit)) for _ in generate.seeds]
         self.sent = False
         self.accepted = False
+        self.firm = False  # it will not be refused any more: a choice ran, or a lost scheduler had accepted it
         self.refused: Refused | None = None
 
     @property
@@ -92,6 +94,7 @@ class LiveRequest:
         A pending stop is sent again. A choice that is already held to its end is not wanted again.
         """
         started = self.accepted or any(choice.held.ids for choice in self.choices)
+        self.firm = self.firm or started
         open_uptos = [choice.held.upto for choice in self.choices if choice.finish is None]
         credit = min(open_uptos)
         first = self.generate
@@ -127,7 +130,7 @@ class LiveRequest:
         if not 0 <= index < len(self.choices):
             log.error("%s: a delta for choice %d of %d is dropped", self.req_id, index, len(self.choices))
             return []
-        self.accepted = True
+        self.accepted = self.firm = True
         choice = self.choices[index]
         ids, logprobs = message.ids[entry], message.logprobs.get(entry)
         dropped = choice.held.merge(message.starts[entry], ids)
@@ -206,6 +209,8 @@ class Streams:
             return self._deltas(message)
         if isinstance(message, Models):
             return self._serves(message)
+        if isinstance(message, Seated):
+            return self._seated(message)
         return self._answer(message)
 
     def _outgoing(self, messages: list[ClientMessage]) -> Reaction:
@@ -239,6 +244,12 @@ class Streams:
         else:
             request.accepted = True
         return Reaction(news=[request])
+
+    def _seated(self, message: Seated) -> Reaction:
+        requests = [self.live[req_id] for req_id in message.req_ids if req_id in self.live]
+        for request in requests:
+            request.accepted = request.firm = True
+        return Reaction(news=requests)
 
     def _deltas(self, message: Deltas) -> Reaction:
         reaction = Reaction()

@@ -31,6 +31,7 @@ from ipc.messages import (
     Models,
     Refused,
     SchedulerMessage,
+    Seated,
     TokenLogprobs,
     Welcome,
 )
@@ -89,15 +90,17 @@ class FakeScheduler:
         overlap: int = 0,
         refuse: tuple[str, str, float | None] | None = None,
         silent: bool = False,
+        full: bool = False,
     ) -> None:
         """`allowed` tokens of each choice are made at once, more by `allow`. Each delta has `per_delta` new ids after
-        `overlap` old ones. `refuse` is (code, message, retry_after) for every new request. `silent`: nothing is accepted."""
+        `overlap` old ones. `refuse` is (code, message, retry_after) for every new request. `silent`: nothing is accepted.
+        `full`: requests are accepted, and wait for a seat until they are given up."""
         self.incarnation = incarnation
         self.models = [model_info()] if models is None else models
         self.draining = False
         self.received: list[Any] = []
         self._reply, self._allowed, self._per_delta, self._overlap = reply, allowed, per_delta, overlap
-        self._refuse, self._silent = refuse, silent
+        self._refuse, self._silent, self._full = refuse, silent, full
         self._sequences: dict[tuple[bytes, str, int], _Sequence] = {}
         self._clients: set[bytes] = set()
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -129,6 +132,16 @@ class FakeScheduler:
             self._context.term()
             self._wake.close()
             self._woken.close()
+
+    def give_up(self, code: str, message: str, retry_after: float) -> None:
+        """Refuses all that was accepted."""
+
+        def call() -> None:
+            for client, req_id in {(client, req_id) for client, req_id, _ in self._sequences}:
+                self._send(client, Refused(self.incarnation, req_id, code, message, retry_after))
+            self._sequences.clear()
+
+        self.call(call)
 
     def allow(self, tokens: int) -> None:
         """Makes up to `tokens` of each choice."""
@@ -239,6 +252,10 @@ class FakeScheduler:
                 client, message, choice, ids, finish, len(held), message.credit
             )
         self._send(client, Accepted(self.incarnation, message.req_id))
+        if self._full:
+            self._allowed = 0
+            return
+        self._send(client, Seated(self.incarnation, [message.req_id]))
 
     def _abort(self, client: bytes, message: Abort) -> None:
         key = (client, message.req_id, message.choice)

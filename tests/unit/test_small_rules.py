@@ -7,7 +7,7 @@ import pytest
 from helexa.catalogue.memory_plan import plan_memory
 from helexa.errors import StartError
 from helexa.restarts import DELAYS_S, WINDOW_S, Restarts
-from helexa.scheduler.prices import PriceTable, Shape, StepPrices
+from helexa.scheduler.prices import PriceTable, Shape, StepPrices, UnitPrices
 
 
 def test_restarts_back_off_then_give_up():
@@ -56,16 +56,27 @@ def test_prompt_tokens_that_may_join(decoding, min_step_ms, expected):
     assert prices.prompt_tokens_beside(Shape(decoding, decoding, 0), 0, 512, min_step_ms) == expected
 
 
-def test_attention_is_priced_from_the_steps_themselves():
-    """A prompt far into its context costs more a token than the table says: fewer may join, and short steps teach nothing."""
-    prices = StepPrices(PriceTable([(1, 1.0), (512, 512.0)]), logit_row_ms=0.5)
+def test_attention_is_priced_by_position():
+    """A prompt far into its context costs more a token than the table says: fewer may join."""
+    units = UnitPrices(logit_row=0.5, decode_position=0.002, prompt_position=0.001)
+    prices = StepPrices(PriceTable([(1, 1.0), (512, 512.0)]), units)
     decoding = Shape(8, 8, 8 * 100)
+    assert prices.predict(decoding) == pytest.approx(8 + 4 + 1.6)
     near = prices.prompt_tokens_beside(decoding, 0, 512, 0.0)
-    prices.learn(Shape(8, 8, 100), 1e6)
-    assert prices.prompt_tokens_beside(decoding, 4000, 512, 0.0) == near
-    for _ in range(50):
-        prices.learn(Shape(16, 9, 8 * 100 + 8 * 4000), 16 + 4.5 + 0.001 * (8 * 100 + 8 * 4000))
-    assert prices.position_ms == pytest.approx(0.001)
     far = prices.prompt_tokens_beside(decoding, 4000, 512, 0.0)
-    assert far < near / 2
-    assert prices.predict(decoding.plus(4000, far, True)) <= 2 * prices.predict(decoding)
+    assert 1 < far < near / 2
+    assert prices.predict(decoding.plus_prompt(4000, far)) <= 2 * prices.predict(decoding)
+
+
+def test_what_every_step_costs_on_top_is_learned_from_those_that_decode():
+    """It is learned slowly upward and quickly downward, since noise only ever adds; a step with a prompt teaches nothing."""
+    prices = StepPrices(PriceTable([(1, 1.0), (512, 512.0)]))
+    for _ in range(500):
+        prices.learn(Shape(8, 8, 800), 10.0)
+        prices.learn(Shape(16, 9, 800, 9000), 1e6)
+    assert prices.predict(Shape(8)) == pytest.approx(10.0, abs=0.01)
+    prices.learn(Shape(8, 8, 800), 1e6)
+    spike = prices.overhead_ms
+    for _ in range(30):
+        prices.learn(Shape(8, 8, 800), 9.0)
+    assert spike > 1e3 and prices.overhead_ms < spike / 100

@@ -24,6 +24,8 @@ LOADED: dict[str, Any] = {
     "eos_ids": [2],
     "prices": [(1, 1.0), (64, 64.0)],
     "logit_row_ms": 0.0,
+    "decode_position_ms": 0.0,
+    "prompt_position_ms": 0.0,
     "ops": "o",
     "threads_note": "",
     "remedy": "",

@@ -159,6 +159,21 @@ def test_a_client_that_leaves_the_queue_is_noticed(tmp_path: Path) -> None:
     play(tmp_path, scene, silent=True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_waited_in_vain_is_told_with_a_status(tmp_path: Path, stream: bool) -> None:
+    """A request that found no seat in time was answered inside a stream of status 200 that had been opened for it."""
+
+    async def scene(client: Client, peer: FakeScheduler) -> None:
+        exchange = client.begin(CHAT, {**HELLO, "stream": stream})
+        await asyncio.to_thread(peer.wait_for, Generate)
+        await asyncio.to_thread(peer.give_up, "queue_timeout", "no seat came free", 1.0)
+        response = await exchange.whole()
+        check_error(response, 503, "queue_timeout")
+        assert response.headers["retry-after"] == "1"
+
+    play(tmp_path, scene, full=True)
+
+
 def test_a_client_that_does_not_read_stops_only_itself(tmp_path: Path) -> None:
     """The engine gets no credit for what the client's connection has not taken; once it reads, all of it comes."""
     config = dataclasses.replace(Config(), streaming=Streaming(credit_tokens=4))
