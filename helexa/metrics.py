@@ -28,7 +28,7 @@ COUNTERS = {
     "prompt_tokens": "Prompt tokens computed.",
     "cached_tokens": "Prompt tokens whose KV was cached.",
     "output_tokens": "Tokens drawn.",
-    "handoffs": "Plans sent to the device workers; fewer than steps where a lone stream's worker ran several by itself.",
+    "handoffs": "Plans sent to the device workers; fewer than steps where a worker ran several by itself.",
     "preemptions": "Sequences that gave up their blocks and were computed again.",
     "row_errors": "Sequences ended because their row of a step failed.",
     "worker_losses": "Device workers lost.",

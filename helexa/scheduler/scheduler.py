@@ -23,7 +23,6 @@ from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generat
 
 MAX_PASSED_OVER = 8
 FINISH_LINGER_S = 60.0  # how long an end that nobody acknowledges is kept
-MOST_CACHED_PREFIX = 32 * 1024  # tokens: their ids travel to the worker in one message
 
 
 class Scheduler:
@@ -33,7 +32,7 @@ class Scheduler:
         self.eos_ids = eos_ids
         self.incarnation = incarnation
         self.counters = Counters()
-        self.memory = KvMemory(limits.blocks, limits.reserve_tokens, limits.cached_blocks, MOST_CACHED_PREFIX)
+        self.memory = KvMemory(limits.blocks, limits.reserve_tokens, limits.cached_blocks)
         self.waiting = FairQueue()
         self.seating = Seating(limits.seats, self.memory, self.waiting, self.counters)
         self.outbox = Outbox()
@@ -241,21 +240,22 @@ class Scheduler:
         return plan
 
     def _repeat(self, builder: StepBuilder, decode_rows: int) -> int:
-        """Steps that the worker may run by itself: several for a lone stream, whose blocks for them are taken at once."""
-        if len(self.running) != 1 or len(self.waiting) or decode_rows != 1:
+        """Steps that the worker may run by itself, while the scheduler takes in what they drew: several where all that run decode
+        and nobody could be seated. Their blocks are taken at once, and none of them runs past its end or its credit."""
+        sequences = [sequence for sequence, _ in builder.parts]
+        if not decode_rows == len(sequences) == len(self.running) or self.seating.could_seat():
             return 1
-        sequence = builder.parts[0][0]
-        left = min(sequence.most_tokens - sequence.num_tokens, sequence.credit - sequence.num_output_tokens)
+        left = min(min(item.most_tokens - item.num_tokens, item.credit - item.num_output_tokens) for item in sequences)
         steps = max(1, min(self.limits.repeat_steps, left))
-        grown = self.memory.grow(sequence, sequence.num_computed_tokens + steps)
-        return 1 if grown is None else steps
+        grown = [self.memory.grow(sequence, sequence.num_computed_tokens + steps) is not None for sequence in sequences]
+        return steps if all(grown) else 1
 
     def wants_worker_back(self, device_wanted: bool = False) -> bool:
         """Whether the worker is in a run of several steps that should end; said once a run. `device_wanted`: by another model."""
         if self._in_flight is None or self._in_flight_plan.repeat == 1:
             return False
-        ended = self._in_flight[0][0].state is State.FINISHED
-        if not ended and not len(self.waiting) and not device_wanted:
+        ended = any(sequence.state is State.FINISHED for sequence, _ in self._in_flight)
+        if not ended and not device_wanted and not self.seating.could_seat():
             return False
         self._in_flight_plan.repeat = 1
         return True
@@ -292,6 +292,8 @@ class Scheduler:
                 if result.last:
                     self._release(sequence)
                 continue
+            if result.substep:
+                self.waiting.charge(sequence.request.key, count)
             sequence.num_computed_tokens += count
             suspects.note_computed(sequence)
             sequence.sampled_last = False

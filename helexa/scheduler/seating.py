@@ -47,18 +47,28 @@ class Seating:
         self.running.append(sequence)
         return sequence
 
+    def could_seat(self) -> bool:
+        """Whether the queue's first would find room in the next step."""
+        first = self._waiting.peek()
+        return first is not None and (self._has_room(first) or bool(self._victims(first)))
+
     def make_room(self) -> None:
         """While the queue's first cannot be seated: one that waits for its reader gives its seat up, else, to an interactive
         one, a background one. Neither is forgotten."""
         while (first := self._waiting.peek()) is not None:
-            if self._free and self._memory.fits(first):
-                return
-            victims = [sequence for sequence in self.running if sequence.stalled_since is not None]
-            if first.request.priority_class == 0:
-                victims = victims or [sequence for sequence in self.running if sequence.request.priority_class > 0]
-            if not victims:
+            victims = self._victims(first)
+            if self._has_room(first) or not victims:
                 return
             self._preempt(victims[-1])
+
+    def _has_room(self, first: Sequence) -> bool:
+        return bool(self._free) and self._memory.fits(first)
+
+    def _victims(self, first: Sequence) -> list[Sequence]:
+        victims = [sequence for sequence in self.running if sequence.stalled_since is not None]
+        if victims or first.request.priority_class > 0:
+            return victims
+        return [sequence for sequence in self.running if sequence.request.priority_class > 0]
 
     def preempt_youngest(self) -> bool:
         """When memory lets nobody go on, one gives its up, those that wait for their reader first; False when only one runs."""

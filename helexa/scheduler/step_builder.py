@@ -40,13 +40,9 @@ class StepBuilder:
         self.parts.append((sequence, count))
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether a join fits beside those the step has: a plan is one datagram (ipc/codec.py)."""
+        """Whether a join fits beside those the step has: a plan is one datagram, unless a single join takes several."""
         joins = [item for item, _ in self.parts if not item.joined]
         return not joins or sum(map(_join_bytes, [*joins, sequence])) <= MAX_JOIN_BYTES
-
-    def drop(self, sequence: Sequence) -> None:
-        """Takes back what was added for a sequence that lost its seat while the step was being built."""
-        self.parts = [part for part in self.parts if part[0] is not sequence]
 
     def plan(self, incarnation: int, step: int, repeat: int, leaves: list[int]) -> Plan:
         """The step's plan; from here on the worker is taken to know what it says."""

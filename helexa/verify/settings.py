@@ -28,7 +28,7 @@ COMMON: Mapping[str, Any] = {
     "admission.queue_wait_s": 3600.0,
     "scheduling.min_step_ms": 1e6,
     "scheduling.step_tokens": 512,
-    "scheduling.lone_steps": 1,
+    "scheduling.steps_ahead": 1,
     "scheduling.reserve_tokens": 2048,
     "cache.prefix_mib": 0,
     "memory.kv_blocks": "auto",
@@ -104,7 +104,7 @@ def full(asks: list[Ask]) -> Programme:
                 ),
             ),
             Service(
-                {"cpu.threads": 2, "scheduling.lone_steps": 16},
+                {"cpu.threads": 2, "scheduling.steps_ahead": 16},
                 (
                     Setting("alone, 2 threads, 16 steps", with_long, driving.alone, both(threads(2), by_itself)),
                     Setting("16 streams, 2 threads", ragged, driving.together, both(threads(2), rows(16))),
@@ -235,7 +235,7 @@ def cached(seen: Seen) -> Witness:
 
 
 def by_itself(seen: Seen) -> Witness:
-    """The worker ran several steps of a lone stream without the scheduler."""
+    """The worker ran several steps without the scheduler."""
     steps, handoffs = seen.rose("steps"), seen.rose("handoffs")
     return Witness(0 < handoffs < steps, f"{steps} steps in {handoffs} plans")
 

@@ -232,6 +232,32 @@ def test_a_newcomer_calls_the_worker_back():
     assert len(scheduler.plan_step(0.0).seats) == 2
 
 
+def test_streams_that_all_decode_are_run_by_the_worker_itself():
+    """Several steps a plan, none of them past the first end or the least credit; each reply is what it is alone."""
+    scheduler, worker = make_scheduler(repeat_steps=8), FakeWorker()
+    peer = Peer(scheduler)
+    messages = [generate(f"r{i}", [3 + i, 5], ignore_eos=True, max_tokens=20) for i in range(3)]
+    for message in messages:
+        scheduler.add(CLIENT, message, 0.0)
+    run_until_idle(scheduler, worker, peer)
+    for message in messages:
+        assert peer.held[message.req_id, 0] == expected_output(message.prompt_ids, 0, message.params)
+    assert scheduler.counters.steps == 20 and scheduler.counters.handoffs <= 1 + -(-19 // 8)
+
+
+def test_a_full_house_is_not_called_back_for_who_cannot_be_seated():
+    """Nobody would sit sooner for it; a seat that comes free ends the run."""
+    scheduler, worker = make_scheduler(repeat_steps=8, seats=1), FakeWorker()
+    scheduler.add(CLIENT, generate("a", [3, 4], ignore_eos=True, max_tokens=4), 0.0)
+    scheduler.apply_result(worker.run(scheduler.plan_step(0.0)), 0.0)
+    scheduler.add(CLIENT, generate("b", [5, 6]), 0.0)
+    plan = scheduler.plan_step(0.0)
+    assert plan.repeat == 3 and not scheduler.wants_worker_back()
+    for result in worker.run_all(plan):
+        scheduler.apply_result(result, 0.0)
+    assert [join.seat for join in scheduler.plan_step(0.0).joins] == [0]
+
+
 def test_a_sequence_whose_whole_reply_is_reserved_never_pauses():
     """Seated first with all it may need, it gets a token every step while others pause and are preempted."""
     scheduler, worker = make_scheduler(blocks=10, reserve_tokens=48), FakeWorker()
