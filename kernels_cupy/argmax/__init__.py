@@ -1,0 +1,1 @@
+"""Batched argmax with an error word a row."""

@@ -1,0 +1,1 @@
+"""Depthwise causal convolution with SiLU and a state a sequence."""

@@ -1,0 +1,1 @@
+"""Sums, scales and gates, element by element."""

@@ -1,0 +1,1 @@
+"""Rows of a weight at token ids."""

@@ -1,0 +1,1 @@
+"""Draws that are functions of (seed, position, token id)."""

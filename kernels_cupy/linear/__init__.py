@@ -1,0 +1,1 @@
+"""Linears on weights as they lie in the model file."""

@@ -1,0 +1,1 @@
+"""RMSNorm, alone or of a sum with a residual."""

@@ -1,0 +1,35 @@
+"""The devices that CUDA kernels are tested on: the CPU emulator in each of its schedules, and a GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda_on_cpu.emulator import SCHEDULES, Emulator, guarded
+
+Place = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(scope="session", params=[*SCHEDULES, *(["gpu"] if torch.cuda.is_available() else [])])
+def device(request: pytest.FixtureRequest) -> Any:
+    if request.param == "gpu":
+        from workers.ops.cuda.gpu import Gpu
+
+        return Gpu(0)
+    return Emulator(request.param, seed=7)
+
+
+@pytest.fixture(scope="session")
+def place(device: Any) -> Place:
+    """Puts a tensor where the device reads it; on the emulator, with unreadable memory right behind it."""
+    if isinstance(device, Emulator):
+        return guarded
+    return lambda tensor: tensor.cuda()
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(7)

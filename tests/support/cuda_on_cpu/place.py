@@ -1,0 +1,51 @@
+"""A `Place` of workers/ops/cuda on the emulator: the CUDA ops without a GPU, graphs included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cuda_on_cpu.emulator import Emulator
+
+from kernels_cupy.registry import Defines, Kernel
+from workers.ops.cuda.place import CaptureError
+
+
+class EmulatedPlace(Emulator):
+    """While capturing, launches are noted and not run, as on a GPU. `refuse_capture` makes every capture fail at its second launch."""
+
+    name = "CUDA kernels on the CPU, for tests"
+    torch_device = "cpu"
+
+    def __init__(self, schedule: str = "forward", refuse_capture: bool = False) -> None:
+        super().__init__(schedule)
+        self._refuse_capture = refuse_capture
+        self._noted: list[tuple[Any, ...]] | None = None
+        self._loaded: set[tuple[str, Defines, str]] = set()
+
+    def launch(self, kernel: Kernel, defines: Defines, entry: str, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
+        if self._noted is None:
+            self._loaded.add((kernel.name, defines, entry))
+            super().launch(kernel, defines, entry, grid, arguments)
+            return
+        if (kernel.name, defines, entry) not in self._loaded:
+            raise AssertionError(f"{entry} was not loaded before the capture")
+        if self._refuse_capture and self._noted:
+            raise CaptureError("no graphs here")
+        self._noted.append((kernel, defines, entry, grid, tuple(arguments)))  # holds the tensors, as a graph's pool does
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], None]:
+        noted = self._noted = []
+        try:
+            work()
+        finally:
+            self._noted = None
+
+        def replay() -> None:
+            for launch in noted:
+                super(EmulatedPlace, self).launch(*launch)
+
+        return replay
+
+    def free_bytes(self) -> int:
+        return 1 << 30
