@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class _Choice:
     logprobs: dict[int, Any] = field(default_factory=dict)
     hashes: dict[int, int] = field(default_factory=dict)
     prompt_logprobs: list[Any] = field(default_factory=list)
+    pooled: bytes = b""
     taken: int = 0
     finish: Finish | None = None
 
@@ -164,6 +166,7 @@ class Generation:
         start, ids, finish = message["starts"][entry], message["ids"][entry], message["finishes"].get(entry)
         logprobs, hashes = message["logprobs"].get(entry), message["hashes"].get(entry)
         choice.prompt_logprobs = message["prompt_logprobs"].get(entry, choice.prompt_logprobs)
+        choice.pooled = message["pooled"].get(entry, choice.pooled)
         dropped = choice.held.merge(start, ids)
         new = range(dropped, len(ids))
         choice.logprobs.update({start + i: logprobs[i] for i in new} if logprobs else {})
@@ -275,6 +278,22 @@ class Client:
             self._send(message)
         return generation
 
+    def embed(self, prompt_ids: Iterable[int], *, model: str | None = None, **options: Any) -> list[float]:
+        """The prompt's embedding as the model pooled it, of no certain length; blocks for it. `options` are those of `submit`.
+        RequestError where the model makes none."""
+        name = self._only_model() if model is None else model
+        pooling = next((info["pooling"] for info in self.models() if info["name"] == name), "")
+        if not pooling:
+            raise RequestError("embeddings_unsupported", f"model `{name}` is not served, or makes no embeddings", "model")
+        rows = 0 if pooling == "mean" else -1  # a mean wants all of the prompt's
+        generation = self.submit(prompt_ids, model=name, max_tokens=1, seed=0, temperature=0.0, prompt_logprobs=rows, **options)
+        for _ in generation:
+            pass
+        finish, pooled = generation.finish, generation._choices[0].pooled
+        if finish is None or finish.reason == "error" or not pooled:
+            raise RequestError("generation_failed", f"no embedding: {finish.error if finish else 'no reason given'}")
+        return list(struct.unpack(f"<{len(pooled) // 4}f", pooled))
+
     def poll(self, wait_s: float | None = None) -> list[Generation]:
         """Waits until generations have news, at most `wait_s` seconds, and returns them; it stays news until taken."""
         deadline = None if wait_s is None else time.monotonic() + wait_s
@@ -365,6 +384,11 @@ class Client:
             return []
         if kind == "deltas":
             return [generation for entry in range(len(message["req_ids"])) for generation in self._take_delta(message, entry)]
+        if kind == "seated":
+            for req_id in message["req_ids"]:
+                if req_id in self._live:
+                    self._live[req_id]._accepted = True
+            return []
         generation = self._live.get(str(message.get("req_id")))
         if generation is None:
             return []

@@ -10,6 +10,7 @@ from ipc import leash_messages, messages
 
 MAX_CLIENT_BYTES = 16 * 1024 * 1024
 MAX_WORKER_BYTES = 192 * 1024  # a SEQPACKET datagram of 256 KB fails with the default socket buffers
+MAX_TO_WORKER_BYTES = 16 * 1024 * 1024  # several datagrams: a sequence that joins with a long history brings all its ids
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Decoder:
 
 decode_client = Decoder(messages.ClientMessage, MAX_CLIENT_BYTES)
 decode_scheduler = Decoder(messages.SchedulerMessage, MAX_CLIENT_BYTES)
-decode_to_worker = Decoder(messages.ToWorker, MAX_WORKER_BYTES)
+decode_to_worker = Decoder(messages.ToWorker, MAX_TO_WORKER_BYTES)
 decode_from_worker = Decoder(messages.FromWorker, MAX_WORKER_BYTES)
 decode_from_child = Decoder(leash_messages.FromChild, MAX_WORKER_BYTES)
 decode_to_child = Decoder(leash_messages.ToChild, MAX_WORKER_BYTES)

@@ -43,10 +43,29 @@ class ServeModel(Struct, tag="serve_model", forbid_unknown_fields=True):
     context: int = 0  # tokens; 0: what the model was trained for
     blocks: int = 0  # KV blocks and seats it was given under an earlier scheduler; 0: to be planned
     seats: int = 0
+    parked: bool = False  # it has no worker until somebody asks for it
+    on_request: bool = False  # who asks for it waits until it is there
+    listed: bool = False  # it is of the configuration: it may be unloaded, and is loaded again on request
+    pinned: bool = False  # it is not unloaded for want of room
+    need_bytes: int = 0  # what it takes at least, weights and KV; 0: unknown
+    quant: str = ""  # what its float matrices are quantised to at load; empty: they stay
+    snapshots: int = 0  # of recurrent state, that it was given with the blocks
 
 
 class RetireModel(Struct, tag="retire_model", forbid_unknown_fields=True):
     """To the scheduler: nothing new goes to this instance; it says Retired once nothing runs there."""
+
+    instance: int
+
+
+class Dismiss(Struct, tag="dismiss", forbid_unknown_fields=True):
+    """To the scheduler: an operator wants this model out of memory, once its requests have ended; Unload says that it is."""
+
+    instance: int
+
+
+class Summon(Struct, tag="summon", forbid_unknown_fields=True):
+    """To the scheduler: an operator wants this parked model in memory."""
 
     instance: int
 
@@ -88,6 +107,7 @@ class ModelReady(Struct, tag="model_ready", forbid_unknown_fields=True):
     instance: int = 1
     blocks: int = 0
     seats: int = 0
+    snapshots: int = 0
 
 
 class ModelLost(Struct, tag="model_lost", forbid_unknown_fields=True):
@@ -100,6 +120,18 @@ class ModelLost(Struct, tag="model_lost", forbid_unknown_fields=True):
 
 class Retired(Struct, tag="retired", forbid_unknown_fields=True):
     """From the scheduler: a retired instance has nothing left to do, and is forgotten."""
+
+    instance: int
+
+
+class LoadModel(Struct, tag="load_model", forbid_unknown_fields=True):
+    """From the scheduler: somebody asks for this parked model, and there is room: load it."""
+
+    instance: int
+
+
+class UnloadModel(Struct, tag="unload_model", forbid_unknown_fields=True):
+    """From the scheduler: nothing runs on this listed model, and others need its room: end its worker; then it is parked."""
 
     instance: int
 
@@ -131,5 +163,18 @@ class WorkerHung(Struct, tag="worker_hung", forbid_unknown_fields=True):
     error: str
 
 
-FromChild = ChildReady | Progress | LastWords | ModelReady | ModelLost | Retired | OperatorAsks | Fetched | Beat | WorkerHung
-ToChild = SchedulerUp | ServeModel | RetireModel | Settings | LogLevel | Drain | OperatorAnswer | Stop
+FromChild = (
+    ChildReady
+    | Progress
+    | LastWords
+    | ModelReady
+    | ModelLost
+    | Retired
+    | LoadModel
+    | UnloadModel
+    | OperatorAsks
+    | Fetched
+    | Beat
+    | WorkerHung
+)
+ToChild = SchedulerUp | ServeModel | RetireModel | Dismiss | Summon | Settings | LogLevel | Drain | OperatorAnswer | Stop

@@ -6,7 +6,6 @@ A seal keeps an importer from shrinking the file under the exporter (which would
 from __future__ import annotations
 
 import fcntl
-import math
 import mmap
 import os
 import struct
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ipc.shared_array import ArrayHandle, IpcError
+from ipc.shared_array import ArrayHandle, IpcError, checked_bytes, start_of_process
 
 _ALLOCATION = struct.Struct("<4sIIQQQ")  # magic, pid, descriptor, start of the process, inode, bytes
 _MAGIC = b"MFD1"
@@ -22,19 +21,10 @@ _F_ADD_SEALS = 1033
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
 
 
-def _start_of_process(pid: int) -> int:
-    """Field 22 of /proc/pid/stat: with the pid it names a process for good."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rsplit(b")", 1)[1].split()[19])
-
-
 def _array(buffer: mmap.mmap, nbytes: int, shape: tuple[int, ...], dtype: str, offset: int) -> np.ndarray[Any, Any]:
-    kind = np.dtype(dtype)
-    needed = math.prod(shape) * kind.itemsize
-    if kind.hasobject or offset < 0 or offset % kind.alignment or min(shape, default=0) < 0 or offset + needed > nbytes:
-        raise IpcError(f"{dtype}{list(shape)} at {offset} is not within an allocation of {nbytes} bytes")
+    needed = checked_bytes(nbytes, shape, dtype, offset)
     # frombuffer holds the map's buffer, unlike ndarray(): closing the map under a living array raises
-    return np.frombuffer(buffer, np.uint8, needed, offset).view(kind).reshape(shape)
+    return np.frombuffer(buffer, np.uint8, needed, offset).view(dtype).reshape(shape)
 
 
 class MemfdAllocation:
@@ -52,7 +42,7 @@ class MemfdAllocation:
         self.array(shape, dtype, offset)
         pid = os.getpid()
         inode = os.fstat(self._fd).st_ino
-        allocation = _ALLOCATION.pack(_MAGIC, pid, self._fd, _start_of_process(pid), inode, self.nbytes)
+        allocation = _ALLOCATION.pack(_MAGIC, pid, self._fd, start_of_process(pid), inode, self.nbytes)
         return ArrayHandle(allocation, offset, shape, dtype)
 
     def close(self) -> None:
@@ -90,7 +80,7 @@ class MemfdArrays:
         if pid == os.getpid():
             raise IpcError("a handle cannot be opened in the process that exported it")
         try:
-            if _start_of_process(pid) != start:
+            if start_of_process(pid) != start:
                 raise IpcError("the exporter is gone")
             opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         except (OSError, ValueError):

@@ -22,7 +22,8 @@ Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 FinishReason = Literal["stop", "length", "abort", "error"]
 AbortReason = Literal["cancel", "stop", "slow_client"]
 Priority = Literal["interactive", "background"]
-ModelState = Literal["loading", "ready", "restarting", "failed"]  # restarting: it was ready, and will be again
+# restarting: it was ready, and will be again; unloaded: it is loaded once somebody asks for it
+ModelState = Literal["unloaded", "loading", "ready", "restarting", "failed"]
 
 
 class SamplingParams(Struct, forbid_unknown_fields=True):
@@ -68,6 +69,8 @@ class ModelInfo(Struct, forbid_unknown_fields=True):
     remedy: str = ""  # what would make it faster, or what to do about `failed`
     error: str = ""
     instance: int = 0  # which loading of the model; a swapped model has another
+    pooling: str = ""  # `mean` or `last`: it makes embeddings, and generates nothing
+    on_request: bool = False  # it is being loaded, or will be, because somebody asks: requests wait for it
 
 
 # client -> scheduler
@@ -117,9 +120,17 @@ class Credit(Struct, tag="credit", forbid_unknown_fields=True):
 
 
 class Embed(Struct, tag="embed", forbid_unknown_fields=True):
+    """A prompt's embedding, which comes as Deltas: what `ipc.embedding.request` makes of it is a Generate like others."""
+
     req_id: RequestId
     model: str
     prompt_ids: list[TokenId]
+
+
+class Want(Struct, tag="want", forbid_unknown_fields=True):
+    """A request waits at the client for this model, which is `unloaded`: load it. A Generate says the same."""
+
+    model: Annotated[str, Meta(max_length=4096)]
 
 
 class FinishAck(Struct, tag="finish_ack", forbid_unknown_fields=True):
@@ -129,7 +140,7 @@ class FinishAck(Struct, tag="finish_ack", forbid_unknown_fields=True):
     choice: Count
 
 
-ClientMessage = Hello | Generate | Abort | Credit | Embed | FinishAck
+ClientMessage = Hello | Generate | Abort | Credit | Embed | Want | FinishAck
 
 
 # scheduler -> client
@@ -158,7 +169,7 @@ class Accepted(Struct, tag="accepted", forbid_unknown_fields=True):
 
 
 class Seated(Struct, tag="seated", forbid_unknown_fields=True):
-    """Requests of which a choice runs for the first time: from here on they are not refused. Said once, and again to nobody."""
+    """Requests of which a choice runs for the first time: they are accepted, and from here on not refused."""
 
     incarnation: int
     req_ids: list[str]
@@ -198,7 +209,8 @@ class Deltas(Struct, tag="deltas", forbid_unknown_fields=True):
 
     `starts[i]` is the index in the choice's output of `ids[i][0]`: a receiver drops what lies below the count it holds.
     `finishes`, `logprobs` and `hashes` are sparse, keyed by i; the last two have one entry an id. `prompt_logprobs` comes with a
-    choice's first output, with one entry for each prompt token but the first.
+    choice's first output, with one entry for each prompt token but the first; `pooled`, where the model makes embeddings, comes
+    with its only one: float32, little-endian, as it was pooled.
     """
 
     incarnation: int
@@ -210,6 +222,7 @@ class Deltas(Struct, tag="deltas", forbid_unknown_fields=True):
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     hashes: dict[int, list[int]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
 
 SchedulerMessage = Welcome | Models | Accepted | Seated | Refused | Deltas
@@ -238,6 +251,9 @@ class Load(Struct, array_like=True, tag="load", forbid_unknown_fields=True):
     memory_limit: int  # bytes for weights, KV and workspace; 0: what the machine allows
     threads: int  # 0: physical cores the process may use
     ops: str  # `auto`, `native` or `reference`
+    quant: str = ""  # what float matrices are quantised to as they are loaded; empty: they stay
+    quant_cache: str = ""  # the folder where they are kept then; empty: nowhere
+    quant_cache_bytes: int = 0  # what it may hold
 
 
 class Loaded(Struct, array_like=True, tag="loaded", forbid_unknown_fields=True):
@@ -260,17 +276,20 @@ class Loaded(Struct, array_like=True, tag="loaded", forbid_unknown_fields=True):
     remedy: str
     fingerprint: str
     load_seconds: float
+    state_bytes: int = 0  # of the recurrent state of a seat, or of a snapshot of one
+    pooling: str = ""  # `mean` or `last` of a prompt's rows, where the model makes embeddings
 
 
 class AllocateKV(Struct, array_like=True, tag="allocate_kv", forbid_unknown_fields=True):
-    """Forget every seat, hold `blocks` KV blocks and `seats` rows, then answer Ready or Fault."""
+    """Forget every seat, hold `blocks` KV blocks, `seats` rows and `snapshots` of recurrent state, then answer Ready or Fault."""
 
     blocks: int
     seats: int
+    snapshots: int = 0
 
 
 class Ready(Struct, array_like=True, tag="ready", forbid_unknown_fields=True):
-    kv_bytes: int
+    kv_bytes: int  # and the recurrent state's
 
 
 class SeatJoin(Struct, array_like=True, forbid_unknown_fields=True):
@@ -281,6 +300,7 @@ class SeatJoin(Struct, array_like=True, forbid_unknown_fields=True):
     prompt_len: int
     params: SamplingParams
     history: bytes = b""  # ids (int32, little-endian) whose KV lies in the seat's first blocks already
+    snapshot: int = -1  # of the recurrent state behind `history`, where the model has one; -1: none
 
 
 class Plan(Struct, array_like=True, tag="plan", forbid_unknown_fields=True):
@@ -289,7 +309,8 @@ class Plan(Struct, array_like=True, tag="plan", forbid_unknown_fields=True):
     It computes positions starts[i] .. starts[i] + counts[i] - 1. `carried[i]` is counts[i] when its ids are in `ids` (flat, in
     order), or 0 for a decode row whose one id is the seat's last sampled token. `samples[i]`: the part reaches the sequence's
     end, so a token is drawn. `block_seats[j]` gets `blocks[j]` appended to its table before the step. `repeat` steps are run
-    without a new plan when every block is reserved.
+    without a new plan when every block is reserved. After the (first) step the recurrent state of seat `save_seats[j]` is copied
+    to snapshot `snapshots[j]`.
     """
 
     incarnation: int
@@ -305,6 +326,8 @@ class Plan(Struct, array_like=True, tag="plan", forbid_unknown_fields=True):
     ids: list[int]
     block_seats: list[int]
     blocks: list[int]
+    save_seats: list[int] = field(default_factory=list)
+    snapshots: list[int] = field(default_factory=list)
 
 
 class Yield(Struct, array_like=True, tag="yield", forbid_unknown_fields=True):
@@ -350,6 +373,15 @@ class PromptLogprobs(Struct, array_like=True, tag="prompt_logprobs", forbid_unkn
     logprobs: list[TokenLogprobs]
 
 
+class Pooled(Struct, array_like=True, tag="pooled", forbid_unknown_fields=True):
+    """Comes before its step's Result: the embedding of the seat's prompt."""
+
+    incarnation: int
+    step: int
+    seat: int
+    values: bytes  # float32, little-endian
+
+
 class Fault(Struct, array_like=True, tag="fault", forbid_unknown_fields=True):
     """The worker cannot go on; it exits after this. `kind`: `load`, `memory`, `device`, `plan`."""
 
@@ -358,4 +390,4 @@ class Fault(Struct, array_like=True, tag="fault", forbid_unknown_fields=True):
 
 
 ToWorker = Load | AllocateKV | Plan | Yield
-FromWorker = Register | Loaded | Ready | Result | RowError | PromptLogprobs | Fault
+FromWorker = Register | Loaded | Ready | Result | RowError | PromptLogprobs | Pooled | Fault

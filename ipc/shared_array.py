@@ -7,8 +7,11 @@ an allocation's handle names its base.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
 
 
 class IpcError(RuntimeError):
@@ -23,6 +26,22 @@ class ArrayHandle:
     offset: int  # bytes
     shape: tuple[int, ...]
     dtype: str  # NumPy's spelling
+
+
+def checked_bytes(nbytes: int, shape: tuple[int, ...], dtype: str, offset: int) -> int:
+    """The bytes of an array at `offset` of an allocation of `nbytes`. Raises IpcError where it is not within, misaligned, or of
+    objects."""
+    kind = np.dtype(dtype)
+    needed = math.prod(shape) * kind.itemsize
+    if kind.hasobject or offset < 0 or offset % kind.alignment or min(shape, default=0) < 0 or offset + needed > nbytes:
+        raise IpcError(f"{dtype}{list(shape)} at {offset} is not within an allocation of {nbytes} bytes")
+    return needed
+
+
+def start_of_process(pid: int) -> int:
+    """Field 22 of /proc/pid/stat: with the pid it names a process for good. Raises OSError where there is none."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rsplit(b")", 1)[1].split()[19])
 
 
 class SharedAllocation(Protocol):
@@ -44,7 +63,7 @@ class OpenedArray(Protocol):
 
 
 class SharedArrays(Protocol):
-    """A back end: `memfd` or `cuda`."""
+    """A back end: `memfd` or `cuda`. `array` is NumPy's, or CuPy's on its device."""
 
     kind: str
 

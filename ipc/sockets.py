@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
-from ipc.codec import MAX_WORKER_BYTES, BadMessage, encode
+from ipc.codec import MAX_TO_WORKER_BYTES, MAX_WORKER_BYTES, BadMessage, encode
 
 _BUFFER_BYTES = 1024 * 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+# A message of several datagrams: each begins with a byte that no msgpack value begins with, and whether another follows.
+_MORE, _LAST = b"\xc1\x01", b"\xc1\x00"
 
 
 class Closed(ConnectionError):
@@ -20,11 +23,15 @@ class Closed(ConnectionError):
 
 
 class Link:
-    """One end of a SEQPACKET connection. Sends block until the peer's buffer has room."""
+    """One end of a SEQPACKET connection. Sends block until the peer's buffer has room.
 
-    def __init__(self, sock: socket.socket, decode: Callable[[bytes], object]) -> None:
+    A message over MAX_WORKER_BYTES goes in several datagrams, up to `most_bytes`; one thread sends such messages.
+    """
+
+    def __init__(self, sock: socket.socket, decode: Callable[[bytes], object], most_bytes: int = MAX_WORKER_BYTES) -> None:
         self._sock = sock
         self._decode = decode
+        self._most_bytes = most_bytes
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
 
     def fileno(self) -> int:
@@ -33,10 +40,11 @@ class Link:
     def send(self, message: msgspec.Struct) -> None:
         """Raises Closed when the peer is gone, BadMessage when the message is larger than a peer will read."""
         data = encode(message)
-        if len(data) > MAX_WORKER_BYTES:
-            raise BadMessage(f"{type(message).__name__} of {len(data)} bytes; at most {MAX_WORKER_BYTES} fit")
+        if len(data) > self._most_bytes:
+            raise BadMessage(f"{type(message).__name__} of {len(data)} bytes; at most {self._most_bytes} fit")
         try:
-            self._sock.send(data)
+            for datagram in _datagrams(data):
+                self._sock.send(datagram)
         except (BrokenPipeError, ConnectionError) as error:
             raise Closed(str(error)) from None
 
@@ -51,13 +59,30 @@ class Link:
 
     def receive(self) -> object:
         """The next message; blocks for it. Raises Closed at the end, BadMessage for bytes that are none."""
+        data = self._datagram()
+        return self._decode(data if data[:1] != _MORE[:1] else self._joined(data))
+
+    def _datagram(self) -> bytes:
         try:
             data = self._sock.recv(MAX_WORKER_BYTES + 1)
         except ConnectionError as error:
             raise Closed(str(error)) from None
         if not data:
             raise Closed("closed")
-        return self._decode(data)
+        return data
+
+    def _joined(self, data: bytes) -> bytes:
+        """The message whose first datagram this is; the others are on their way."""
+        parts, size = [data[2:]], len(data) - 2
+        while data[:2] == _MORE:
+            data = self._datagram()
+            parts.append(data[2:])
+            size += len(data) - 2
+            if size > MAX_TO_WORKER_BYTES:
+                raise BadMessage(f"a message of {size} bytes and more; at most {MAX_TO_WORKER_BYTES} are read")
+        if data[:2] != _LAST:
+            raise BadMessage("a message whose last part is missing")
+        return b"".join(parts)
 
     def peer_pid(self) -> int:
         """The pid of the process that connected, as the kernel knows it."""
@@ -66,6 +91,15 @@ class Link:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def _datagrams(data: bytes) -> Iterator[bytes]:
+    if len(data) <= MAX_WORKER_BYTES:
+        yield data
+        return
+    room = MAX_WORKER_BYTES - len(_MORE)
+    for start in range(0, len(data), room):
+        yield (_MORE if start + room < len(data) else _LAST) + data[start : start + room]
 
 
 def pair(decode: Callable[[bytes], object]) -> tuple[Link, socket.socket]:

@@ -28,12 +28,14 @@ from helexa.scheduler import control
 from helexa.scheduler.client_socket import ClientSocket, Due, Refusal
 from helexa.scheduler.engine import Engine
 from helexa.scheduler.operator_socket import OperatorSocket
+from helexa.scheduler.residency import Residency
 from helexa.scheduler.roster import Roster
 from helexa.scheduler.waits import WaitReports
 from helexa.scheduler.worker_links import WorkerLinks
 from helexa.watching import WatchedTime, beat_every
-from ipc import codec, endpoints, installation, leash_messages, messages, sockets
+from ipc import codec, embedding, endpoints, installation, leash_messages, messages, sockets
 from ipc.sockets import Closed, Link
+from workers import machine
 
 log = logging.getLogger("scheduler")
 
@@ -49,12 +51,14 @@ class SchedulerProcess:
         self.draining = False
         self.paused: list[str] = []
         self.roster = Roster()
+        self.residency = Residency(self.roster)
         self.metrics = Metrics(self.roster)
         self.keys = KeyBook(config.keys.file)
         self.limits = KeyLimits()
         self.metrics.count_keys(self.limits.usage)
         self.waits = WaitReports()
         self.watched = WatchedTime(time.monotonic())
+        self._accepted: dict[tuple[bytes, str], None] = {}  # requests whose clients have not been told yet
         self.asked: dict[int, int] = {}  # operators' commands that the supervisor has: id -> descriptor
         self.clients = ClientSocket(endpoints.requests(run_dir), self._drop)
         workers = endpoints.workers_socket(run_dir)
@@ -81,13 +85,14 @@ class SchedulerProcess:
             self.watched.at(now)
             self.workers.watch(now, self.config.watch.step_s)
             self._expire(now)
+            self._review(now)
             self._unregister(self.workers.call_back(now))
             self._unregister(self.workers.plan(now, self.config.watch.step_s))
-            self._tell_seated()
+            self._tell_taken()
             self._flush()
 
     def _timeout_ms(self, now: float) -> int:
-        deadlines = [engine.next_deadline() for engine in self.roster]
+        deadlines = [self.residency.next_deadline(), *(engine.next_deadline() for engine in self.roster)]
         waits = [max(0.0, deadline - now) * 1e3 for deadline in deadlines if deadline is not None]
         if self.clients.blocked:
             waits.append(RETRY_SEND_MS)
@@ -108,14 +113,29 @@ class SchedulerProcess:
             welcome = messages.Welcome(self.incarnation, messages.PROTOCOL_VERSION, self.roster.infos(), self.draining)
             self.clients.send(client, welcome)
         elif isinstance(message, messages.Embed):
-            self._refuse(client, message.req_id, RequestError("embeddings_unsupported", "no served model makes embeddings"))
+            self._on_embed(client, message, now)
         elif isinstance(message, messages.Generate):
             self._on_generate(client, message, now)
+        elif isinstance(message, messages.Want):
+            self._on_want(message, now)
         elif isinstance(message, messages.Abort | messages.Credit | messages.FinishAck):
             for engine in self.roster:
                 engine.handle(client, message, now)
             if isinstance(message, messages.Abort) and message.reason == "cancel":
                 logs.event(log, "aborted", req_id=message.req_id, choice=message.choice)
+
+    def _on_embed(self, client: bytes, message: messages.Embed, now: float) -> None:
+        engine = self.roster.current().get(message.model)
+        pooling = engine.pooling if engine is not None else ""
+        if engine is None or pooling:
+            self._on_generate(client, embedding.request(message.req_id, message.model, message.prompt_ids, pooling), now)
+        elif engine.state == "ready":
+            error = f"model `{message.model}` generates text and makes no embeddings"
+            self._refuse(client, message.req_id, RequestError("embeddings_unsupported", error, "model"))
+        else:
+            engine.want(now)
+            loading = RequestError("model_loading", f"model `{message.model}` is not ready; ask again shortly", "model")
+            self._refuse(client, message.req_id, loading)
 
     def _on_generate(self, client: bytes, message: messages.Generate, now: float) -> None:
         try:
@@ -130,7 +150,12 @@ class SchedulerProcess:
         if new and message.key:
             self.limits.took(message.key, len(message.prompt_ids))
         logs.event(log, "accepted", req_id=message.req_id, prompt_tokens=len(message.prompt_ids), resumed=message.resumed)
-        self.clients.send(client, messages.Accepted(self.incarnation, message.req_id))
+        self._accepted[client, message.req_id] = None
+
+    def _on_want(self, message: messages.Want, now: float) -> None:
+        engine = self.roster.current().get(message.model)
+        if engine is not None and not self.draining:
+            engine.want(now)
 
     def _admit(self, message: messages.Generate, now: float) -> None:
         """Raises RequestError while the service drains, and where the key's limits are used up."""
@@ -168,6 +193,8 @@ class SchedulerProcess:
             self._serve(message, now)
         elif isinstance(message, leash_messages.RetireModel):
             self.roster.retire(message.instance, now)
+        elif isinstance(message, leash_messages.Summon | leash_messages.Dismiss):
+            self._call(message, now)
         elif isinstance(message, leash_messages.Settings):
             self._settle(message, now)
         elif isinstance(message, leash_messages.OperatorAnswer):
@@ -187,6 +214,19 @@ class SchedulerProcess:
         if message.error:
             engine.fail(message.error, now)
             self._refuse_given_up(engine)
+        if message.parked:
+            engine.park(now)
+
+    def _call(self, message: leash_messages.Summon | leash_messages.Dismiss, now: float) -> None:
+        """An operator wants a model in memory, or out of it."""
+        engine = self.roster.get(message.instance)
+        if engine is not None and isinstance(message, leash_messages.Dismiss):
+            engine.presence.leave(dismissed=True)
+        elif engine is not None:
+            engine.presence.failed_at = None
+            engine.state = "unloaded" if engine.state == "failed" else engine.state
+            engine.want(now)
+            engine.presence.asked_at = None  # an operator waits as long as it takes
 
     def _settle(self, message: leash_messages.Settings, now: float) -> None:
         """Takes over a configuration, and what an operator wants."""
@@ -235,6 +275,31 @@ class SchedulerProcess:
             log.error("%s: %s", engine.name, engine.error)
             self.leash.send(leash_messages.ModelLost(engine.name, engine.error, engine.instance))
 
+    # models in memory
+
+    def _review(self, now: float) -> None:
+        """Loads who is asked for, and lets others leave for it."""
+        if not self.residency.has_work:
+            return
+        before = [engine.state for engine in self.roster]
+        stayed = [engine for engine in self.roster if engine.state == "ready" and not engine.presence.leaving]
+        memory = self.config.memory.limit_mib
+        weights = sum(engine.weight_bytes for engine in self.roster)
+        limit = machine.memory_limit(Path("/"), weights, 0 if memory == "auto" else memory * 2**20)
+        words = self.residency.review(limit.bytes, now)
+        for engine in stayed:
+            if engine.presence.leaving or engine.state == "unloaded":
+                log.info("%s leaves memory, once its requests have ended", engine.name)
+        for word in words:
+            if isinstance(word, leash_messages.UnloadModel):
+                fd = self.workers.disconnect(word.instance)
+                self._unregister([] if fd is None else [fd])
+            self.leash.send(word)
+        for engine in self.roster:
+            self._refuse_given_up(engine)
+        if before != [engine.state for engine in self.roster]:
+            self._announce()
+
     # time and output
 
     def _expire(self, now: float) -> None:
@@ -250,11 +315,16 @@ class SchedulerProcess:
             self.leash.send(leash_messages.Retired(engine.instance))
             self._announce()
 
-    def _tell_seated(self) -> None:
+    def _tell_taken(self) -> None:
+        """What waits is accepted; what got a seat at once, or later, is seated, which says both."""
         seated: dict[bytes, dict[str, None]] = {}
         for engine in self.roster:
             for request in engine.take_newcomers():
                 seated.setdefault(request.client, {})[request.req_id] = None
+                self._accepted.pop((request.client, request.req_id), None)
+        for client, req_id in self._accepted:
+            self.clients.send(client, messages.Accepted(self.incarnation, req_id))
+        self._accepted.clear()
         for client, req_ids in seated.items():
             self.clients.send(client, messages.Seated(self.incarnation, list(req_ids)))
 

@@ -14,6 +14,7 @@ from helexa.web.events import Event, Finished, Usage
 from helexa.web.model_text import ModelText
 from helexa.web.request import GenerationRequest
 from helexa.web.streams import Update
+from helexa.web.tracing import Times
 from ipc.messages import Finish, Generate
 
 
@@ -53,10 +54,12 @@ class Generation:
         self._prompts: list[_Prompt] = []
         self._finished: dict[int, Finished] = {}
         self._gone = False
+        self.times = Times()
 
     async def start(self) -> None:
         """Submits, and waits until no prompt can be refused any more: in the queue it may still be told to come again later, with
         a status of its own. Raises RequestError when one is refused, ClientGone."""
+        self.times.submitted = time.time_ns()
         for number, request in enumerate(self._requests):
             self._prompts.append(self._submit(number, request))
         deadline = asyncio.get_running_loop().time() + ADMISSION_WAIT_S
@@ -72,19 +75,23 @@ class Generation:
             await self._news.wait()
             self._news.clear()
             self._check()
+        self.times.seated = time.time_ns()
         self._news.set()  # output may have come with the answers
 
-    async def events(self, silence_s: float | None = None) -> AsyncIterator[list[Event]]:
-        """Batches of events until every choice has ended; an empty batch after each `silence_s` seconds without any.
+    async def events(self, silence_s: float | None = None, first_silence_s: float | None = None) -> AsyncIterator[list[Event]]:
+        """Batches of events until every choice has ended; an empty batch after each `silence_s` seconds without any, and after
+        `first_silence_s` if the first batch is not there by then.
 
         Asking for the next batch says that the last one was delivered: only then may the engine run further ahead.
         Raises RequestError when a choice failed, ClientGone.
         """
         expected = sum(len(prompt.outputs) for prompt in self._prompts)
+        wait_s = first_silence_s or silence_s
         while len(self._finished) < expected:
             try:
-                await asyncio.wait_for(self._news.wait(), silence_s)
+                await asyncio.wait_for(self._news.wait(), wait_s)
             except TimeoutError:
+                wait_s = silence_s
                 yield []
                 continue
             self._news.clear()
@@ -93,6 +100,8 @@ class Generation:
                 event for prompt in self._prompts for update in prompt.stream.read() for event in self._advance(prompt, update)
             ]
             if batch:
+                wait_s = silence_s
+                self.times.first_output = self.times.first_output or time.time_ns()
                 yield batch
             self._extend_credit()
 
@@ -105,6 +114,11 @@ class Generation:
             completion_tokens=sum(len(finished.ids) for finished in self._finished.values()),
             completed_at=int(time.time()),
         )
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that have ended."""
+        return [self._finished[choice].reason for choice in sorted(self._finished)]
 
     def client_gone(self) -> None:
         """The connection was lost: the engine is told at once, and whoever waits here gets ClientGone."""
@@ -144,7 +158,7 @@ class Generation:
                 raise refusal
 
     def _advance(self, prompt: _Prompt, update: Update) -> list[Event]:
-        failure = update.finish and _failure(update.finish)
+        failure = update.finish and failure_of(update.finish)
         if failure:
             raise failure
         advance = prompt.outputs[update.choice].advance(update)
@@ -160,7 +174,7 @@ class Generation:
                 prompt.stream.consumed(choice, count)
 
 
-def _failure(finish: Finish) -> RequestError | None:
+def failure_of(finish: Finish) -> RequestError | None:
     """An end that is not a reply: the row failed, or the request was ended from outside."""
     if finish.reason in ("stop", "length"):
         return None

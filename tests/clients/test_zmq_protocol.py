@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import msgpack
 import pytest
 import zmq
 from service import serving
+from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.process
 
@@ -101,10 +103,10 @@ def test_a_greeting(peer):
 
 
 def test_a_generation(peer):
-    """Accepted, then deltas to an end whose count is that of the ids; the same seed repeats it, choices have their own."""
+    """Seated, then deltas to an end whose count is that of the ids; the same seed repeats it, choices have their own."""
     peer.hello()
     peer.generate("one", output_ids=[[], []], seeds=[7, 8])
-    assert peer.wait_for("accepted")["req_id"] == "one"
+    assert peer.wait_for("seated")["req_ids"] == ["one"]
     (first, end), (second, _) = peer.collect("one", 2)
     assert len(first) == end["output_tokens"] == 24 and end["reason"] == "length" and end["prompt_tokens"] == 3
     assert first != second
@@ -219,3 +221,21 @@ def test_clients_are_apart(service, peer):
         assert len(other.collect("same")[0][0]) == 24
     finally:
         other.close()
+
+
+def test_embeddings(tmp_path, service):
+    """`embed` is answered with one delta that holds the vector; where the model makes none, or is asked for text, by a refusal."""
+    model = write_tiny_model(tmp_path / "tiny.gguf", pooling=1)
+    with serving(tmp_path, str(model)) as other, closing(Peer(other.run_dir)) as peer:
+        peer.hello()
+        peer.send("embed", req_id="e", model="tiny", prompt_ids=[10, 20, 30])
+        deltas = peer.wait_for("deltas")
+        assert deltas["req_ids"] == ["e"] and len(deltas["pooled"][0]) == 4 * 64 and deltas["finishes"][0]["output_tokens"] == 1
+        peer.generate("g")
+        assert peer.wait_for("refused")["code"] == "generation_unsupported"
+        peer.send("embed", req_id="f", model="nope", prompt_ids=[10])
+        assert peer.wait_for("refused")["code"] == "model_not_found"
+    with closing(Peer(service.run_dir)) as peer:
+        peer.hello()
+        peer.send("embed", req_id="e", model="tiny", prompt_ids=[10, 20, 30])
+        assert peer.wait_for("refused")["code"] == "embeddings_unsupported"

@@ -13,6 +13,7 @@ from helexa.web.wire.reply import Document, Reply, frame
 
 OPENED = b": ok\n\n"  # the server holds the headers back until the body's first byte
 KEEP_ALIVE = b": keep-alive\n\n"
+OPENING_WAIT_S = 0.05  # a first token that comes so soon goes out with the headers: one write, one wake-up of the client
 
 # A stream is never compressed, kept, or gathered up on its way.
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -54,20 +55,21 @@ class EventStream:
         self._ended(self._error)
 
     async def _make(self) -> AsyncGenerator[bytes, None]:
-        yield OPENED + self._framed(self._reply.opening())
+        unsent = OPENED + self._framed(self._reply.opening())
         try:
-            async for batch in self._generation.events(self._keep_alive_s):
-                data = self._framed(chunk for event in batch for chunk in self._reply.chunks(event))
+            async for batch in self._generation.events(self._keep_alive_s, OPENING_WAIT_S):
+                data = unsent + self._framed(chunk for event in batch for chunk in self._reply.chunks(event))
+                unsent = b""
                 if data or not batch:
                     yield data or KEEP_ALIVE
-            last = self._framed(self._reply.last_chunks(self._generation.usage()))
+            last = unsent + self._framed(self._reply.last_chunks(self._generation.usage()))
             self._error = None
             yield last + self._reply.end
         except ClientGone:
             return
         except RequestError as error:
             self._error = error
-            yield self._framed([self._reply.failure(error)])
+            yield unsent + self._framed([self._reply.failure(error)])
 
     def _framed(self, documents: Iterable[Document]) -> bytes:
         return b"".join(frame(document, self._reply.named) for document in documents)

@@ -184,7 +184,8 @@ def test_a_client_that_does_not_read_stops_only_itself(tmp_path: Path) -> None:
         other = await client.post(TEXT, {"model": "m", "prompt": "y" * 64})
         assert other.json()["choices"][0]["text"] == "y" * 64
         first = peer.wait_for(Generate)[0].req_id
-        assert not [credit for credit in peer.received if isinstance(credit, Credit) and credit.req_id == first]
+        credits = [credit.upto for credit in peer.received if isinstance(credit, Credit) and credit.req_id == first]
+        assert max(credits, default=0) <= 8  # what was asked for, and as much again for the one part that the connection took
         whole = await slow.whole()
         assert "".join(chunk["choices"][0]["text"] for chunk in whole.chunks()) == "x" * 64
 
