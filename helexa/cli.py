@@ -23,10 +23,12 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "web-workers": ("server.web_workers", int, "web worker processes"),
     "name": ("model.name", str, "model name for clients"),
     "context": ("model.context", int, "longest prompt + output, in tokens"),
+    "quant": ("model.quant", str, "quantise float weights at load: q4_0, q4_1, q5_0, q5_1, q8_0 or q4k"),
     "seats": ("admission.seats", lambda text: text if text == "auto" else int(text), "sequences that run at once"),
     "memory-mib": ("memory.limit_mib", lambda text: text if text == "auto" else int(text), "memory ceiling in MiB"),
     "threads": ("cpu.threads", lambda text: text if text == "auto" else int(text), "CPU threads"),
     "ops": ("cpu.ops", str, "auto, native or reference"),
+    "device": ("devices.use", str, "where to run: auto, cpu, cuda or cuda:0,1"),
     "log-level": ("logging.level", str, "debug, info, warning or error"),
     "log-format": ("logging.format", str, "text or json"),
 }
@@ -41,9 +43,6 @@ def parser() -> argparse.ArgumentParser:
 
     serve = _command(commands, "serve", "serve a model over HTTP and ZeroMQ", SERVICE_FLAGS)
     _model_argument(serve, "the model: an alias, scheme:name or a .gguf file (default smollm2)")
-    serve.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run; this version has CPU ops only"
-    )
     chat = _command(
         commands, "chat", "chat in the terminal; starts a private server if none runs", ("port", "context", "threads", "ops")
     )
@@ -59,8 +58,31 @@ def parser() -> argparse.ArgumentParser:
     remove = _command(commands, "rm", "remove a model from the cache", ())
     _model_argument(remove, "the model")
 
+    preflight = _command(
+        commands,
+        "preflight",
+        "whether a model can be served on this machine, before it is loaded; fetches it where it is not at hand",
+        ("context", "memory-mib", "ops", "quant"),
+    )
+    _model_argument(preflight, "the model")
+    preflight.add_argument("--ranks", type=_whole_number, default=1, metavar="N", help="device workers that share it (default 1)")
+    preflight.add_argument("--json", action="store_true", help="as JSON")
     plan = _command(commands, "plan", "where a model's memory goes on this machine", ("context", "seats", "memory-mib", "ops"))
     _model_argument(plan, "the model")
+    devices = _command(commands, "devices", "the GPUs of this machine, and where a model would run", ("device",))
+    devices.add_argument("--json", action="store_true", help="as JSON")
+    quality = _command(
+        commands,
+        "quant-report",
+        "what each quantisation of a model costs in quality, and saves in size and time",
+        ("threads", "ops"),
+    )
+    _model_argument(quality, "the model")
+    quality.add_argument("--text", type=Path, metavar="FILE", help="the text it is measured over (default: the Python manual)")
+    quality.add_argument("--tokens", type=_whole_number, default=2000, metavar="N", help="how much of it (default 2000)")
+    quality.add_argument("--quants", metavar="Q,...", help="only these (default: all that the model's float weights allow)")
+    quality.add_argument("--png", type=Path, metavar="FILE", help="draw it; needs the extra `bench`")
+    quality.add_argument("--json", action="store_true", help="as JSON")
     _ctl_command(commands)
     _keys_command(commands)
     completion = _command(commands, "completion", "print a completion script for bash", ())
@@ -125,6 +147,10 @@ def _keys_command(commands: Any) -> None:
 def _bench_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument("--url", help="measure the server there instead")
     bench.add_argument("--vs", metavar="URL", help="another OpenAI-compatible server: runs take turns, ratios are printed")
+    bench.add_argument(
+        "--api-key-env", metavar="NAME", help="environment variable with the API key (default: HELEXA_API_KEY, if set)"
+    )
+    bench.add_argument("--vs-api-key-env", metavar="NAME", help="the same for the server at --vs (default: none is sent)")
     bench.add_argument("--zmq", action="store_true", help="through the ZeroMQ client, with no HTTP")
     bench.add_argument("--concurrency", type=_whole_numbers, default=[1, 4, 8, 16], metavar="N,...", help="closed loop: clients")
     bench.add_argument("--rate", type=_rates, metavar="R,...", help="open loop instead: requests a second, at random times")
@@ -230,9 +256,11 @@ def run(options: argparse.Namespace) -> int:
     if options.command == "serve":
         from helexa.commands import serve
 
-        if options.device == "cuda":
-            raise ConfigError("--device cuda: this version of helexa has CPU ops only; leave the flag out")
         return serve.serve(config, file, flags)
+    if options.command == "devices":
+        from helexa.commands import devices
+
+        return devices.show(config, sys.stdout, options.json)
     if options.command == "chat":
         from helexa.commands import chat
 
@@ -252,6 +280,16 @@ def run(options: argparse.Namespace) -> int:
         from helexa.commands import verify
 
         return verify.verify(file, flags, quick=options.quick, self_test=options.self_test, as_json=options.json, out=sys.stdout)
+    if options.command == "preflight":
+        from helexa.commands import preflight
+
+        return preflight.preflight(config, sys.stdout, as_json=options.json, ranks=options.ranks)
+    if options.command == "quant-report":
+        from helexa.commands import quant_report
+
+        quants = options.quants.split(",") if options.quants else []
+        measuring = quant_report.Options(options.text, options.tokens, quants, options.png, options.json)
+        return quant_report.quant_report(config, measuring, sys.stdout, sys.stderr)
     if options.command == "plan":
         from helexa.commands import plan
 

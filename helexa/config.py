@@ -19,20 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from helexa import config_types
+from helexa.config_models import QUANT_DOC, ListedModel, Loading, Quant
+from helexa.config_tracing import Tracing
+from helexa.config_types import key
 from helexa.errors import ConfigError
 from helexa.formats import fault_spec
-
-Reload = Literal["live", "restart"]
-
-
-def key(
-    default: Any, doc: str, *, unit: str = "", reload: Reload = "restart", least: float | None = None, most: float | None = None
-) -> Any:
-    """A configuration key. Mutable defaults are copied for each tree."""
-    metadata = {"doc": doc, "unit": unit, "reload": reload, "least": least, "most": most}
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: default.copy(), metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -59,6 +50,9 @@ class ModelChoice:
     source: str = key("smollm2", "The model served: an alias, or scheme:name (docs/models.md).", reload="live")
     name: str = key("", "The name clients use; empty: the source as given.", reload="live")
     context: int = key(0, "Longest prompt + output; 0: what the model was trained for.", unit="tokens", least=0, reload="live")
+    quant: Quant = key("", QUANT_DOC, reload="live")
+    load: Loading = key("start", "When it is loaded: as helexa starts, or on the first request for it.")
+    pinned: bool = key(False, "Whether it keeps its memory even while another model waits for room.", reload="live")
 
 
 @dataclass(frozen=True)
@@ -101,8 +95,13 @@ class Scheduling:
     reserve_tokens: int = key(
         2048, "Growth that memory is reserved for when a sequence takes a seat.", unit="tokens", least=16, reload="live"
     )
-    lone_steps: int = key(
-        16, "Steps that a worker runs by itself for a lone stream.", unit="steps", least=1, most=256, reload="live"
+    steps_ahead: int = key(
+        16,
+        "Steps that a worker runs by itself while every stream decodes and none waits for a seat.",
+        unit="steps",
+        least=1,
+        most=256,
+        reload="live",
     )
 
 
@@ -114,6 +113,24 @@ class Cache:
         unit="MiB",
         least=0,
         reload="live",
+    )
+    snapshot_mib: int = key(
+        512,
+        "Recurrent state that hybrid models keep at points of prompts, from which others that begin alike go on; 0: none.",
+        unit="MiB",
+        least=0,
+    )
+    snapshot_every: int = key(
+        1024,
+        "Tokens of a prompt between two such points, in whole blocks of 16; there is one at the prompt's last block too.",
+        unit="tokens",
+        least=16,
+    )
+    quantised_mib: int = key(
+        16384,
+        "Weights quantised at load (model.quant) that are kept on disk for the next start; those used longest ago go; 0: none.",
+        unit="MiB",
+        least=0,
     )
 
 
@@ -161,6 +178,15 @@ class Cpu:
         "auto",
         "Which ops run; `auto`: native where built, else the NumPy reference. `stock` is not exact: it is for "
         "`helexa verify --self-test` only.",
+    )
+
+
+@dataclass(frozen=True)
+class Devices:
+    use: str = key(
+        "auto",
+        "Where models run: `cpu`, `cuda` (every GPU, models in turn), `cuda:0,1` (these), or `auto`: the GPUs where PyTorch and CuPy "
+        "are installed, else the CPU.",
     )
 
 
@@ -220,11 +246,16 @@ class Config:
     sampling: Sampling = field(default_factory=Sampling)
     streaming: Streaming = field(default_factory=Streaming)
     cpu: Cpu = field(default_factory=Cpu)
+    devices: Devices = field(default_factory=Devices)
     logging: Logging = field(default_factory=Logging)
+    tracing: Tracing = field(default_factory=Tracing)
     debug: Debug = field(default_factory=Debug)
     watch: Watch = field(default_factory=Watch)
     paths: Paths = field(default_factory=Paths)
     hub: Hub = field(default_factory=Hub)
+    models: dict[str, ListedModel] = key(
+        {}, "Further models, by the name clients use: a section [models.NAME] for each (docs/operation.md).", reload="live"
+    )
     aliases: dict[str, str] = key({}, 'Names of your own for model sources: name = "scheme:rest".', reload="live")
     default_source: str = key("huggingface", "Scheme of a model name that has none and is no alias.", reload="live")
     default_model: Literal["", "only"] = key(
@@ -256,6 +287,11 @@ def describe(section: type[Any] = Config, prefix: str = "") -> Iterator[KeyDoc]:
         default = item.default if item.default is not dataclasses.MISSING else typing.cast(Any, item.default_factory)()
         meta = item.metadata
         yield KeyDoc(f"{prefix}{item.name}", default, meta["doc"], meta["unit"], meta["reload"], config_types.type_name(hint))
+
+
+def describe_listed() -> Iterator[KeyDoc]:
+    """The keys of one [models.NAME]."""
+    return describe(ListedModel, "models.NAME.")
 
 
 def value_of(config: Config, path: str) -> Any:
@@ -330,9 +366,15 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 API_KEY_VARIABLE = "HELEXA_API_KEY"
 
 
-def api_key_headers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a client sends to a service that has keys; empty where the environment names none."""
-    key = secret(API_KEY_VARIABLE, environ)
+def api_key_headers(environ: Mapping[str, str] | None = None, variable: str | None = None) -> dict[str, str]:
+    """What a client sends to a service that has keys: the key that `variable` holds, by default $HELEXA_API_KEY if there is one.
+    Raises ConfigError where a named variable holds none, or what it holds is no header."""
+    name = variable or API_KEY_VARIABLE
+    key = secret(name, environ)
+    if not key and variable:
+        raise ConfigError(f"${variable} is not set, so there is no API key to send; export it, or leave the option out")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"${name} holds no API key: only printable ASCII characters can be sent")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -405,16 +447,25 @@ def _build(section: type[S], table: Mapping[str, Any], prefix: str) -> S:
             raise ConfigError(f"unknown key `{path}`{_nearest(path)}")
         hint = hints[name]
         if dataclasses.is_dataclass(hint):
+            values[name] = _section(typing.cast(type[Any], hint), value, path)
+        elif typing.get_origin(hint) is dict and dataclasses.is_dataclass(typing.get_args(hint)[1]):
             if not isinstance(value, dict):
-                raise ConfigError(f"`{path}` is a section: write [{path}]")
-            values[name] = _build(typing.cast(type[Any], hint), value, f"{path}.")
+                raise ConfigError(f"`{path}` holds sections: write [{path}.NAME]")
+            kind = typing.get_args(hint)[1]
+            values[name] = {own: _section(kind, item, f"{path}.{own}") for own, item in value.items()}
         else:
             values[name] = _checked(path, value, hint, fields[name].metadata)
     return section(**values)
 
 
+def _section(kind: type[Any], value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise ConfigError(f"`{path}` is a section: write [{path}]")
+    return _build(kind, value, f"{path}.")
+
+
 def _nearest(path: str) -> str:
-    known = [item.path for item in describe()]
+    known = [item.path for item in (*describe(), *describe_listed())]
     known += sorted({item.partition(".")[0] for item in known if "." in item})
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
     if not close:
@@ -425,7 +476,9 @@ def _nearest(path: str) -> str:
 
 def _checked(path: str, value: Any, hint: Any, meta: Mapping[str, Any]) -> Any:
     if not config_types.fits(value, hint):
-        raise ConfigError(f"`{path}` = {value!r}: expected {config_types.type_name(hint)}")
+        meant = config_types.nearest(value, hint)
+        suggestion = f'; did you mean "{meant}"?' if meant else ""
+        raise ConfigError(f"`{path}` = {value!r}: expected {config_types.type_name(hint)}{suggestion}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         least, most = meta["least"], meta["most"]
         if (least is not None and not value >= least) or (most is not None and not value <= most):

@@ -1,10 +1,24 @@
-"""The types that a configuration key may have: whether a value fits one, and what it is called. Pure."""
+"""What a configuration key is, the types that it may have, whether a value fits one, and what it is called. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import types
 import typing
 from typing import Any, Literal
+
+Reload = Literal["live", "restart"]
+
+
+def key(
+    default: Any, doc: str, *, unit: str = "", reload: Reload = "restart", least: float | None = None, most: float | None = None
+) -> Any:
+    """A configuration key. Mutable defaults are copied for each tree."""
+    metadata = {"doc": doc, "unit": unit, "reload": reload, "least": least, "most": most}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: default.copy(), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -25,6 +39,12 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
+def nearest(value: Any, hint: Any) -> str:
+    """The word that was meant, where a type is a choice of words and one of them is close; else empty."""
+    words = [arm for arm in typing.get_args(hint) if isinstance(arm, str)] if typing.get_origin(hint) is Literal else []
+    return next(iter(difflib.get_close_matches(value.lower(), words, n=1)), "") if isinstance(value, str) else ""
+
+
 def type_name(hint: Any) -> str:
     """The type, for people."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -36,4 +56,6 @@ def type_name(hint: Any) -> str:
         return f"a list of {type_name(args[0])}"
     if origin is dict:
         return f"a table of {type_name(args[1])}"
+    if dataclasses.is_dataclass(hint):
+        return "a section"
     return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}.get(hint, str(hint))

@@ -24,6 +24,7 @@ ERRORS: dict[str, Mapping] = {
     "template_error": Mapping(422, "invalid_request_error"),
     "vision_unsupported": Mapping(400, "invalid_request_error"),
     "embeddings_unsupported": Mapping(400, "invalid_request_error"),
+    "generation_unsupported": Mapping(400, "invalid_request_error"),
     "chained_conversation_not_supported": Mapping(400, "invalid_request_error"),
     "invalid_api_key": Mapping(401, "authentication_error"),
     "host_not_allowed": Mapping(403, "invalid_request_error"),
@@ -69,7 +70,17 @@ class ModelSourceError(HelexaError):
 
 
 class ModelFileError(HelexaError):
-    """A model file is damaged, hostile, or of a kind that is not served; names the file and the field."""
+    """A model file is damaged, hostile, or of a kind that is not served; names the file and the field.
+
+    Names in a file may hold anything: in the message they begin no line, move no cursor, and take no more than MOST_CHARACTERS.
+    """
+
+    MOST_CHARACTERS = 1000
+
+    def __init__(self, message: str) -> None:
+        half = self.MOST_CHARACTERS // 2 - 3
+        text = message if len(message) <= self.MOST_CHARACTERS else f"{message[:half]} ... {message[-half:]}"
+        super().__init__("".join(item if item.isprintable() else ascii(item)[1:-1] for item in text))
 
 
 class RequestError(HelexaError):

@@ -21,6 +21,7 @@ LONG_SECONDS = (*SECONDS, 60.0, 120.0, 300.0, 600.0)
 SHORT_SECONDS = (0.001, 0.0025, *SECONDS[:9])
 
 COUNTERS = {
+    "loads": "Times the model was loaded into memory.",
     "requests": "Requests taken.",
     "refused": "Requests refused because the queue was full or the wait too long.",
     "aborted": "Sequences ended by their client, by an operator, or because their client was gone or too slow.",
@@ -89,8 +90,7 @@ class _Engines(Collector):
         for counter, doc in COUNTERS.items():
             family = CounterMetricFamily(f"helexa_{counter}", doc, labels=["model"])
             for name, engine in engines.items():
-                if engine.scheduler is not None:
-                    family.add_metric([name], getattr(engine.scheduler.counters, counter))
+                family.add_metric([name], getattr(engine.counters, counter))
             yield family
         yield from _now(engines)
         yield from _memory(engines)

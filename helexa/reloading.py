@@ -6,7 +6,7 @@ from helexa.config import Config, KeyDoc, describe, value_of
 from helexa.errors import ConfigError
 
 # what web workers read; gunicorn replaces them for it. A worker's streams go on until they have ended
-WEB_KEYS = ("server.", "keys.", "sampling.", "streaming.", "logging.", "default_model")
+WEB_KEYS = ("server.", "keys.", "sampling.", "streaming.", "logging.", "tracing.", "default_model")
 
 
 def changes(old: Config, new: Config) -> list[KeyDoc]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helexa import devices
 from helexa.catalogue import Source
 from helexa.children import Role
 from helexa.config import Config
@@ -21,9 +22,16 @@ WORKER, FETCHER = "workers.process", "helexa.catalogue.fetch_process"
 WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
+def environment_of(gpu: int | None) -> dict[str, str]:
+    """Shows a worker its one GPU, or none; in the order of the PCI bus, as `helexa devices` counts them."""
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "" if gpu is None else str(gpu)}
+
+
 @dataclass
 class ServedModel:
-    """`stop_at`: when its worker, which was told to stop, is killed (seconds, monotonic)."""
+    """`stop_at`: when its worker, which was told to stop, is killed (seconds, monotonic). A listed model is of the configuration:
+    it may be `parked`, without a worker until somebody asks for it; `parking`: its worker ends, then it is; `on_request`:
+    requests wait for it; `unseen`: it is asked for, and its files are not known."""
 
     instance: int
     name: str
@@ -37,6 +45,15 @@ class ServedModel:
     seats: int = 0
     error: str = ""
     retiring: bool = False
+    listed: bool = False
+    pinned: bool = False
+    parked: bool = False
+    on_request: bool = False
+    parking: bool = False
+    unseen: bool = False
+    need_bytes: int = 0
+    quant: str = ""
+    snapshots: int = 0
     stop_at: float | None = None
 
     def message(self) -> ServeModel:
@@ -50,6 +67,13 @@ class ServedModel:
             self.context,
             self.blocks,
             self.seats,
+            self.parked,
+            self.on_request,
+            self.listed,
+            self.pinned,
+            self.need_bytes,
+            self.quant,
+            self.snapshots,
         )
 
 
@@ -62,18 +86,25 @@ class ServedModels:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(list(self._models))
 
-    def add(self, source: Source, name: str, config: Config, config_path: str) -> ServedModel:
-        """`config_path`: what the fetcher reads."""
+    def add(self, source: Source, name: str, config: Config, config_path: str, context: int = 0) -> ServedModel:
+        """`config_path`: what the fetcher reads; `context` in tokens, 0: what the model was trained for."""
         self._instances += 1
         number = self._instances
         ending = "" if number == 1 else f" of {name} ({number})"
         fetcher = Role(
             f"fetcher{ending}", FETCHER, ["--config", config_path, "--source", source.given], own_session=True, silent=True
         )
-        worker = Role(f"worker{ending}", WORKER, self._worker_arguments(name, number, config), WORKER_ENVIRONMENT)
-        model = ServedModel(number, name, source, config.model.context, fetcher, worker)
+        gpu = self._gpu(number, config)
+        arguments = self._worker_arguments(name, number, config) + ([] if gpu is None else ["--device", "cuda"])
+        worker = Role(f"worker{ending}", WORKER, arguments, {**WORKER_ENVIRONMENT, **environment_of(gpu)})
+        model = ServedModel(number, name, source, context, fetcher, worker)
         self._models.append(model)
         return model
+
+    def _gpu(self, instance: int, config: Config) -> int | None:
+        """The GPU of an instance's worker: they take turns. None: the CPU."""
+        chosen = devices.choose(config.devices.use, config.cpu.ops)
+        return chosen[(instance - 1) % len(chosen)] if chosen else None
 
     def _worker_arguments(self, name: str, instance: int, config: Config) -> list[str]:
         endpoint = str(endpoints.workers_socket(self._run_dir))

@@ -18,13 +18,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from helexa import __version__, catalogue, children, exposure, logs
+from helexa import __version__, catalogue, children, exposure, extras, logs
 from helexa import config as configuration
+from helexa.catalogue import starting
+from helexa.catalogue.least_memory import least_memory
 from helexa.children import Role
 from helexa.config import Config
 from helexa.errors import HelexaError
 from helexa.formats import fault_spec
 from helexa.formats.fault_spec import FaultSpec
+from helexa.listings import listings
 from helexa.operating import Operating
 from helexa.run_directory import RunDirectory
 from helexa.served_models import ServedModel, ServedModels
@@ -36,6 +39,7 @@ from ipc.leash_messages import (
     Drain,
     Fetched,
     LastWords,
+    LoadModel,
     ModelLost,
     ModelReady,
     OperatorAsks,
@@ -44,6 +48,8 @@ from ipc.leash_messages import (
     RetireModel,
     SchedulerUp,
     Stop,
+    Summon,
+    UnloadModel,
     WorkerHung,
 )
 from ipc.sockets import Closed, Link
@@ -88,8 +94,8 @@ class Supervisor:
 
     def run(self) -> None:
         """Until the arbiter says Stop or dies. Raises GiveUp."""
-        source = catalogue.parse(self.config.model.source, self.config)
-        self.models.add(source, self.config.model.name or source.served_name, self.config, self.operating.config_path)
+        for listing in listings(self.config):
+            self.operating.enlist(listing)
         self._start(self.scheduler)
         while True:
             watched: dict[int, Callable[[], bool]] = {
@@ -123,10 +129,11 @@ class Supervisor:
             if role.running is not None and role.name in overdue:
                 role.running.end(f"silent for {self.config.watch.heartbeat_s:g} s, and was killed")
         for model in self.models:
-            if model.stop_at is not None and model.stop_at <= time.monotonic() and model.worker.running is not None:
+            worker = model.worker.running
+            late = model.stop_at is not None and model.stop_at <= time.monotonic()
+            if late and worker is not None and not worker.ended_for:
                 log.warning("the %s did not end within %g s; killed", model.worker.name, children.STOP_WAIT_S)
-                model.stop_at = None
-                model.worker.running.end("it did not stop")
+                worker.end("it did not stop")
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -191,17 +198,23 @@ class Supervisor:
             for running in [model.worker.running for model in self.models]:
                 if running is not None and running.child.pid == message.pid:
                     running.end(message.error)
-        elif isinstance(message, ModelReady | ModelLost | Retired):
+        elif isinstance(message, ModelReady | ModelLost | Retired | LoadModel | UnloadModel):
             model = self.models.get(message.instance)
             if model is not None:
                 self._model_changed(model, message)
 
-    def _model_changed(self, model: ServedModel, message: ModelReady | ModelLost | Retired) -> None:
+    def _model_changed(self, model: ServedModel, message: ModelReady | ModelLost | Retired | LoadModel | UnloadModel) -> None:
         if isinstance(message, ModelReady):
-            model.blocks, model.seats = message.blocks, message.seats
+            model.blocks, model.seats, model.snapshots = message.blocks, message.seats, message.snapshots
             self._model_ready(model)
         elif isinstance(message, Retired):
             self.retired(model)
+        elif isinstance(message, LoadModel):
+            if model.parked and not model.retiring:
+                model.unseen = not model.files
+                self.begin(model)
+        elif isinstance(message, UnloadModel):
+            self._park(model)
         elif not model.was_ready:
             self.model_failed(model, message.error)
 
@@ -215,7 +228,9 @@ class Supervisor:
         why = words or "killed"
         model = next((model for model in self.models if role in (model.fetcher, model.worker)), None)
         if model is not None and role is model.fetcher:
-            if not model.files:
+            if model.stop_at is not None:
+                self._worker_stopped(model)
+            elif not model.files:
                 self.model_failed(model, words or "the model could not be fetched")
             return True
         if model is not None and (model.error or model.stop_at is not None):
@@ -255,47 +270,93 @@ class Supervisor:
         if not self.scheduler_was_up:
             self.scheduler_was_up = True
             for model in self.models:
-                self.begin(model)
+                (self.introduce if model.parked else self.begin)(model)
+            if all(model.parked for model in self.models):
+                self._serves(f"{', '.join(model.name for model in self.models)} on request")
+
+    def introduce(self, model: ServedModel) -> None:
+        """A parked model: what is known of it without loading it."""
+        try:
+            found = catalogue.find(model.source, self.config)
+        except HelexaError as error:
+            log.warning("%s: %s", model.name, error.message)
+            found = None
+        if found is not None:
+            self._has_files(model, found.files)
+        self.scheduler.tell(model.message())
+
+    def _has_files(self, model: ServedModel, files: dict[str, str]) -> None:
+        model.files = files
+        model.need_bytes = least_memory(files, model.context, self.config)
 
     def begin(self, model: ServedModel) -> None:
         """Fetches the model where it is not in the cache, then starts its worker."""
+        model.error, model.parked = "", False
         self.scheduler.tell(model.message())
-        found = catalogue.find(model.source, self.config)
+        try:
+            found = catalogue.find(model.source, self.config)
+        except HelexaError as error:
+            self.model_failed(model, error.message)
+            return
         if found is not None:
             self._fetched(model, Fetched(found.files, f"{model.name} is in the cache ({found.bytes / 1e6:.0f} MB)"))
         else:
             self._start(model.fetcher)
 
     def _fetched(self, model: ServedModel, message: Fetched) -> None:
-        model.files = message.files
+        self._has_files(model, message.files)
         self.report("fetch", message.note)
+        if model.unseen:  # only now is it known how much room it takes
+            model.unseen, model.parked = False, True
+            self.scheduler.tell(model.message())
+            self.scheduler.tell(Summon(model.instance))
+            return
         self.scheduler.tell(model.message())
+        try:
+            starting.check(model.name, model.files, model.context, model.quant, self.config)
+        except HelexaError as error:
+            self.model_failed(model, error.message)
+            return
         self._start(model.worker)
 
     def _model_ready(self, model: ServedModel) -> None:
-        server = self.config.server
-        host = f"[{server.host}]" if ":" in server.host else server.host
         if not self.was_ready:
-            self.report("ready", f"http://{host}:{server.port}/v1 serves {model.name}; Ctrl-C stops")
+            self._serves(model.name)
         elif model.was_ready:
             log.warning("%s answers again", model.name)
         else:
             log.info("%s is ready", model.name)
-        self.was_ready = True
         first, model.was_ready = not model.was_ready, True
         if first:
             self.operating.model_ready(model)
 
+    def _serves(self, what: str) -> None:
+        """The end of the start."""
+        server = self.config.server
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        self.report("ready", f"http://{host}:{server.port}/v1 serves {what}; Ctrl-C stops")
+        self.was_ready = True
+
     def model_failed(self, model: ServedModel, error: str) -> None:
-        """It cannot be served. Without any other that is the end of the start; else the others go on as before."""
-        if not self.was_ready:
+        """It cannot be served. The first model's failure is the end of the start; else the others go on as before, and a listed
+        model is tried again on request."""
+        if not self.was_ready and model is next(iter(self.models)):
             raise GiveUp(error)
         if model.error:
             return
         model.error = error
         log.error("%s: %s", model.name, error)
+        swapped = self.operating.is_reloaded(model)
         self.operating.model_failed(model, error)
-        self.retire(model)
+        if model.listed and not swapped:
+            self._park(model)
+        else:
+            self.retire(model)
+
+    def _park(self, model: ServedModel) -> None:
+        """Its worker ends; the next one is started when somebody asks."""
+        model.parking, model.was_ready, model.blocks, model.seats, model.snapshots = True, False, 0, 0, 0
+        self.retired(model)
 
     def retire(self, model: ServedModel) -> None:
         """Nothing new goes to it; once nothing is left, `retired` follows."""
@@ -303,7 +364,7 @@ class Supervisor:
         self.scheduler.tell(RetireModel(model.instance))
 
     def retired(self, model: ServedModel) -> None:
-        """The scheduler has forgotten it: its worker may end."""
+        """The scheduler has forgotten it, or what it had in memory: its worker may end."""
         for role in (model.fetcher, model.worker):
             role.start_at = None
             role.tell(Stop())
@@ -312,7 +373,14 @@ class Supervisor:
             self._worker_stopped(model)
 
     def _worker_stopped(self, model: ServedModel) -> None:
-        if model.stop_at is not None and model.fetcher.running is None:
+        if model.stop_at is None or model.fetcher.running is not None:
+            return
+        if model.parking and not model.retiring:
+            model.parking, model.stop_at = False, None
+            model.parked = model.on_request = True
+            self.scheduler.tell(model.message())
+            self.operating.model_parked(model)
+        else:
             self.models.remove(model)
             self.operating.model_gone(model)
 
@@ -346,6 +414,7 @@ def main() -> int:
         installation.folder()
         config = configuration.from_environment()
         logs.set_up("supervisor", config.logging.level, config.logging.format)
+        extras.check(config)
         warning = exposure.check(config)
         run_directory = RunDirectory.acquire(config)
     except (HelexaError, RuntimeError) as error:

@@ -25,6 +25,7 @@ import msgpack
 import zmq
 
 ANSWER_WAIT_S = 60.0
+QUIET_MS = 10  # after so long nothing that was accepted still runs, or it waits for credit
 RAW_WAIT_S = 0.02  # for what may be no whole request
 Value = Any
 
@@ -242,6 +243,40 @@ class RawHttpTarget:
         pass
 
 
+# what the protocol allows, at its edges: the engine has to live with all of it
+EDGES: dict[str, list[Value]] = {
+    "max_tokens": [1, 2, 30, 120],
+    "min_tokens": [0, 1, 3, 200, 2**31 - 1],
+    "temperature": [0.0, 1e-30, 0.5, 100.0],
+    "top_k": [0, 1, 300, 2**31 - 1],
+    "top_p": [1e-30, 0.5, 1.0],
+    "min_p": [0.0, 1e-30, 1.0],
+    "repetition_penalty": [1e-30, 1.5, 100.0],
+    "presence_penalty": [-2.0, 2.0],
+    "frequency_penalty": [-2.0, 2.0],
+    "logit_bias": [{258: 100.0}, dict.fromkeys(range(259), -100.0), dict.fromkeys(range(259), 100.0)],
+    "stop_token_ids": [[5] * 64, list(range(64)), [258]],
+    "ignore_eos": [True, False],
+    "logprobs": [-1, 0, 20],
+    "prompt_logprobs": [-1, 0, 20],
+    "hash_logits": [True],
+    "grammar": [
+        "start: /a+/",
+        'start: "a"',
+        "start: /(a+)+b/",
+        "x",
+        "start: start",
+        "start: /[a-z]{1000000}/",
+        "\0",
+        "(" * 30_000,
+    ],
+    "thinking_budget": [-1, 0, 1, 5, 2**31 - 1],
+    "thinking_open": [[], [5], [5, 6]],
+    "thinking_close": [[], [6], [6] * 64, [0]],
+    "thinking_inside": [True, False],
+}
+
+
 class ZmqTarget:
     """Messages of the client protocol, wrong in every way; what is accepted runs."""
 
@@ -250,6 +285,8 @@ class ZmqTarget:
         self._context = zmq.Context()
         self._open()
         self._sent = 0
+        self.answers: Counter[str] = Counter()
+        self.finishes: Counter[str] = Counter()
         params = {"max_tokens": 3, "temperature": 0.5, "top_k": 5, "logit_bias": {5: 1.0}, "stop_token_ids": [7], "logprobs": 2}
         generate = {"type": "generate", "req_id": "a", "model": self._model(), "prompt_ids": [5, 6, 7], "output_ids": [[]]}
         self._messages: list[Value] = [
@@ -259,6 +296,7 @@ class ZmqTarget:
             {"type": "credit", "req_id": "a", "choice": 0, "upto": 10},
             {"type": "finish_ack", "req_id": "a", "choice": 0},
             {"type": "embed", "req_id": "a", "model": "x", "prompt_ids": [1]},
+            {"type": "want", "model": "x"},
         ]
         self._names = ["type", "req_id", "choice", "resumed", "priority", "key", "cache_salt", "output_ids", "seeds", "x"]
 
@@ -279,22 +317,41 @@ class ZmqTarget:
         message = random_.choice([self._messages[0], random_.choice(self._messages)])
         if "req_id" in message and random_.random() < 0.8:
             message = {**message, "req_id": str(random_.randrange(1000))}
-        for _ in range(random_.choice([0, 1, 1, 2, 3])):
-            message = mutated(message, random_, self._names)
+        if "params" in message and random_.random() < 0.6:
+            edges = random_.sample(sorted(EDGES), random_.randrange(1, 6))
+            params = {**message["params"], **{name: random_.choice(EDGES[name]) for name in edges}}
+            prompt = [random_.randrange(259) for _ in range(random_.choice([1, 15, 16, 17, 100]))]
+            seeds = [random_.getrandbits(63) for _ in range(random_.choice([1, 1, 2, 5]))]
+            message = {**message, "params": params, "prompt_ids": prompt, "seeds": seeds, "output_ids": [[] for _ in seeds]}
+        else:
+            for _ in range(random_.choice([0, 1, 1, 2, 3])):
+                message = mutated(message, random_, self._names)
         data = _packed(message)
         if random_.random() < 0.15:
             data = random_.choice([scrambled(data, random_), b"\x91" * 100_000, b"\x81\xa1a" * 20_000, b"\xc7\x05\x01abcde", b""])
         frames = [data] if random_.random() < 0.95 else [data, random_.randbytes(5), b""]
         self._socket.send_multipart(frames)
-        while self._socket.poll(0):
-            answer = msgpack.unpackb(self._socket.recv(), strict_map_key=False)
-            if answer["type"] == "refused" and answer["code"] == "internal_error":
-                raise Finding(f"{answer} after {message}")
         self._sent += 1
-        if self._sent % 500 == 0:  # what runs is dropped with its client
-            self._model()
+        if self._sent % 25 == 0:  # what was accepted runs, or is dropped with its client
+            self._read(message)
+        if self._sent % 500 == 0:
             self._socket.close()
             self._open()
+
+    def _read(self, message: Value) -> None:
+        """Takes what is answered until everything that was accepted has ended, or says nothing any more."""
+        self._socket.send(msgpack.packb({"type": "hello", "protocol": 1}))
+        welcome = False
+        while self._socket.poll(ANSWER_WAIT_S * 1000 if not welcome else QUIET_MS):
+            answer = msgpack.unpackb(self._socket.recv(), strict_map_key=False)
+            welcome = welcome or answer["type"] == "welcome"
+            self.answers[answer["type"]] += 1
+            if answer["type"] == "deltas":
+                self.finishes.update(finish["reason"] for finish in answer["finishes"].values())
+            if answer["type"] == "refused" and answer["code"] == "internal_error":
+                raise Finding(f"{answer} after {message}")
+        if not welcome:
+            raise Finding(f"no welcome after {message}")
 
     def close(self) -> None:
         self._socket.close()
@@ -349,7 +406,8 @@ class ControlTarget:
             {"v": 1, "cmd": "metrics"},
             {"v": 1, "cmd": "load", "model": "file:/nowhere/x.gguf"},
             {"v": 1, "cmd": "unload", "model": "nothing"},
-            {"v": 1, "cmd": "abort", "req_id": "nothing"},
+            {"v": 1, "cmd": "abort", "id": "nothing"},
+            {"v": 1, "cmd": "flush-cache", "model": "nothing"},
             {"v": 1, "cmd": "log-level", "level": "loud"},
         ]
 

@@ -10,7 +10,9 @@ PYTHON="${PYTHON:-$ROOT/.venv/bin/python}"
 PORT="${PORT:-8765}"
 URL="http://127.0.0.1:$PORT"
 MODEL=smollm2
+CHECKS="$ROOT/tools/client_checks"
 SERVICE=""
+BESIDE="" # the pid of what runs beside the service
 
 # environment NAME PACKAGE...: WORK/NAME/bin/python with these packages
 environment() {
@@ -41,37 +43,76 @@ WAIT
 
 stop() {
     [ -z "$SERVICE" ] || { kill -INT "$SERVICE"; wait "$SERVICE" || true; }
-    SERVICE=""
+    [ -z "$BESIDE" ] || { kill "$BESIDE"; wait "$BESIDE" || true; }
+    SERVICE="" BESIDE=""
 }
 
-# Client libraries and suites, unchanged, against the real service with the default model.
+# Client libraries, unchanged, against the real service with the default model. Their bodies are recorded on the way.
 clients() {
-    local failed=0 checks="$ROOT/tools/client_checks"
+    local failed=0 direct="$URL" recorded="$WORK/recorded.json"
     environment python_clients "litellm==1.110.2" "langchain-openai==1.7.4" "pydantic-ai-slim[openai]==2.38.0" \
         "instructor==1.17.0" "openai-agents==0.24.0" "llm==0.36"
     environment lm_eval "lm-eval[api]==0.4.13"
-    environment schemathesis "schemathesis==4.32.5"
-    environment llamacpp_suite pytest requests wget filelock prometheus-client aiohttp numpy openai
-    mkdir -p "$WORK/node" && cp "$checks/package.json" "$checks/node_clients.mjs" "$WORK/node"
+    mkdir -p "$WORK/node" && cp "$CHECKS/package.json" "$CHECKS/node_clients.mjs" "$WORK/node"
     (cd "$WORK/node" && npm install --silent --no-fund --no-audit)
 
     serve '[sampling]
 unseeded = "prompt"'
-    "$WORK/python_clients/bin/python" "$checks/python_clients.py" "$URL" "$MODEL" || failed=1
+    "$PYTHON" "$CHECKS/recording_proxy.py" "$((PORT + 1))" "$direct" "$recorded" &
+    BESIDE=$!
+    URL="http://127.0.0.1:$((PORT + 1))"
+    "$WORK/python_clients/bin/python" "$CHECKS/python_clients.py" "$URL" "$MODEL" || failed=1
     node "$WORK/node/node_clients.mjs" "$URL" "$MODEL" || failed=1
     evaluate || failed=1
+    URL="$direct"
+    "$PYTHON" "$CHECKS/recorded_bodies.py" "$recorded" "$ROOT/tests/clients/recorded_bodies.json" || failed=1
+    return "$failed"
+}
+
+# Every answer against two descriptions: our own, with bodies that schemathesis makes up, and OpenAI's.
+schemas() {
+    local failed=0 spec="$WORK/openai-openapi"
+    environment schemathesis "schemathesis==4.32.5"
+    [ -d "$spec" ] || git clone -q --depth 1 https://github.com/openai/openai-openapi "$spec"
+    # what a schema cannot say, as that a choice of tools must be among the tools, is refused though the schema allows it
     serve 'default_model = "only"
+[model]
+context = 80
+[sampling]
+unseeded = "prompt"'
+    "$WORK/schemathesis/bin/schemathesis" run "$ROOT/helexa/web/openapi.json" --url "$URL" --max-examples 15 --seed 1 \
+        --request-timeout 60 --phases coverage,fuzzing --exclude-checks positive_data_acceptance --warnings off || failed=1
+    serve ''
+    "$WORK/schemathesis/bin/python" "$CHECKS/openai_schema.py" "$spec/openapi.json" "$URL" "$MODEL" || failed=1
+    return "$failed"
+}
+
+# llama.cpp's own server tests; what they do not run, or not as they are, is listed in llamacpp_suite.py.
+llama_suite() {
+    local key
+    environment llamacpp_suite pytest requests wget filelock prometheus-client aiohttp numpy openai
+    rm -f "$WORK/keys.json"
+    printf '[keys]\nfile = "keys.json"\n' >"$WORK/helexa.toml"
+    key="$(HELEXA_CONFIG="$WORK/helexa.toml" "$PYTHON" -P -m helexa.cli keys add suite | grep -o 'hx-[^ ]*')"
+    serve 'default_model = "only"
+[keys]
+file = "keys.json"
 [server]
 cors_origins = ["localhost", "web.mydomain.fr"]
 [model]
 context = 1024
 [sampling]
 unseeded = "prompt"'
-    # what a schema cannot say, as that a choice of tools must be among the tools, is refused though the schema allows it
-    "$WORK/schemathesis/bin/schemathesis" run "$ROOT/helexa/web/openapi.json" --url "$URL" --max-examples 15 --seed 1 \
-        --request-timeout 60 --phases coverage,fuzzing --exclude-checks positive_data_acceptance || failed=1
-    "$WORK/llamacpp_suite/bin/python" "$checks/llamacpp_suite.py" "$WORK" "$URL" "$MODEL" || failed=1
-    return "$failed"
+    "$WORK/llamacpp_suite/bin/python" "$CHECKS/llamacpp_suite.py" "$WORK" "$URL" "$MODEL" "$key"
+}
+
+# The compliance tests of Open Responses; what is expected of each is listed in open_responses.py.
+open_responses() {
+    local suite="$WORK/openresponses"
+    [ -d "$suite" ] || git clone -q --depth 1 https://github.com/openresponses/openresponses "$suite"
+    (cd "$suite" && npm install --silent --no-fund --no-audit --no-save --ignore-scripts "zod@3.25.76" tsx)
+    serve ''
+    "$PYTHON" "$CHECKS/open_responses.py" "$suite" "$URL" "$MODEL"
 }
 
 # lm-eval on two small tasks: likelihoods by prompt log probabilities, and generation, as text and as chat
@@ -79,7 +120,7 @@ evaluate() {
     local tasks="$WORK/tasks" task
     mkdir -p "$tasks"
     for task in helexa_choice helexa_generate; do
-        sed "s#QUESTIONS#$ROOT/tools/client_checks/tasks/questions.json#" "$ROOT/tools/client_checks/tasks/$task.yaml" >"$tasks/$task.yaml"
+        sed "s#QUESTIONS#$CHECKS/tasks/questions.json#" "$CHECKS/tasks/$task.yaml" >"$tasks/$task.yaml"
     done
     export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 OPENAI_API_KEY=none
     "$WORK/lm_eval/bin/lm_eval" --model local-completions --include_path "$tasks" --tasks helexa_choice,helexa_generate --model_args \
@@ -91,17 +132,17 @@ evaluate() {
 
 # Every case of the kill matrix, all inputs of the fuzzer, a long soak; --timeout is a test's, in seconds.
 kills() { "$PYTHON" -m pytest -m "process or long" --timeout 300 tests/process/test_kill_matrix.py; }
-fuzz() { "$PYTHON" -m pytest -m long tests/security/test_fuzz.py; }
+fuzz() { "$PYTHON" -m pytest -m long tests/security; }
 soak() { "$PYTHON" tools/soak.py --minutes "${MINUTES:-10}" --seed "${SEED:-0}"; }
 
 case "${1:-}" in
-clients | kills | fuzz | soak)
+clients | schemas | llama-suite | open-responses | kills | fuzz | soak)
     mkdir -p "$WORK"
     trap stop EXIT
-    "$1"
+    "${1//-/_}"
     ;;
 *)
-    echo "usage: tools/long_checks.sh clients | kills | fuzz | soak"
+    echo "usage: tools/long_checks.sh clients | schemas | llama-suite | open-responses | kills | fuzz | soak"
     exit 2
     ;;
 esac

@@ -14,13 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-from helexa.formats.gguf import GGUFFile
+from helexa.formats.checkpoint import open_checkpoint
 from ipc.messages import Plan, Result, SeatJoin
 from workers import recording
 from workers.inputs import BLOCK_SIZE
 from workers.ops.choice import choose_ops
 from workers.recording import Recording
 from workers.runner import Runner
+from workers.weights.opening import Quantising, open_model
 
 CHUNK = 256
 
@@ -69,13 +70,14 @@ def _part(step: int, seat: int, begin: int, ids: list[int], table: object, join:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recording", type=Path)
-    parser.add_argument("--model", help="GGUF file, when it is not where it was")
+    parser.add_argument("--model", help="the model, when it is not where it was")
     parser.add_argument("--ops", default="auto", choices=("auto", "native", "reference"))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     recorded = recording.read(options.recording)
     ops = choose_ops(options.ops, options.threads, max(recorded.load.max_step_tokens, CHUNK), recorded.load.max_seats)
-    file = GGUFFile.open(options.model or recorded.load.files["gguf"])
+    files = {open_checkpoint(options.model).format: options.model} if options.model else recorded.load.files
+    file = open_model(files, Quantising(recorded.load.quant), options.threads, print)
     runner = Runner(file, ops, recorded.load.context, [], max(recorded.load.max_step_tokens, CHUNK), recorded.load.max_seats)
     result, expected = replay(recorded, runner), recorded.result
     same = (result.seats, result.ids, result.hashes) == (expected.seats, expected.ids, expected.hashes)

@@ -15,7 +15,8 @@ from pathlib import Path
 from helexa import config
 from helexa.client import Client
 from helexa.errors import HelexaError, RequestError
-from helexa.web.model_text import load_gguf
+from helexa.formats.checkpoint import model_path
+from helexa.web.model_text import read_model_text
 
 
 def arguments() -> argparse.Namespace:
@@ -39,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
         name = args.model or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
             raise RequestError("model_not_found", f"choose one with --model: {', '.join(models) or 'no model is served'}")
-        text = load_gguf(Path(models[name]["files"]["gguf"]))
-        prompt = text.render([{"role": "user", "content": args.prompt}]) if args.chat else args.prompt
+        text = read_model_text(model_path(models[name]["files"]))
+        prompt = text.chat_format().render([{"role": "user", "content": args.prompt}], [], {}) if args.chat else args.prompt
         ids = text.encode(prompt, models[name]["context"], bos=not args.chat)
         options = {"temperature": args.temperature, "top_p": args.top_p}
         generation = client.generate(ids, model=name, max_tokens=args.max_tokens, seed=args.seed, **options)

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from helexa.formats.checkpoint import Checkpoint
 from helexa.formats.grammar_limits import LIMITS
-from helexa.formats.token_bytes import control_ids, token_bytes, token_kinds
+from helexa.formats.model_vocabulary import vocabulary_of
 
 MAX_COMPILED = 64  # grammars kept
 
@@ -42,10 +41,10 @@ class GrammarState:
 class Grammars:
     """Of one model. `end_ids` end a reply, and are allowed where a grammar is satisfied."""
 
-    def __init__(self, metadata: Mapping[str, Any], end_ids: list[int], vocab: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, end_ids: list[int], vocab: int) -> None:
         self._vocab = vocab
         self._end_ids = end_ids
-        self._metadata = metadata
+        self._checkpoint = checkpoint  # its vocabulary is read with the first grammar
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "grammar")
@@ -82,7 +81,7 @@ class Grammars:
 
     def _compile(self, text: str) -> LLMatcher:
         if self._tokenizer is None:
-            self._tokenizer = _tokenizer(self._metadata, self._end_ids, self._vocab)
+            self._tokenizer = _tokenizer(self._checkpoint, self._end_ids, self._vocab)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LLParserLimits(**LIMITS, verbose_errors=False))
         _check(matcher)
         return matcher
@@ -117,13 +116,12 @@ class _Vocabulary:
         return ids
 
 
-def _tokenizer(metadata: Mapping[str, Any], end_ids: list[int], vocab: int) -> LLTokenizer:
-    names: list[str] = metadata["tokenizer.ggml.tokens"]
-    kinds = token_kinds(metadata, len(names))
-    special = control_ids(kinds)
-    tokens = token_bytes(names, kinds)
+def _tokenizer(checkpoint: Checkpoint, end_ids: list[int], vocab: int) -> LLTokenizer:
+    vocabulary = vocabulary_of(checkpoint)
+    special = sorted(vocabulary.control_ids)
+    tokens = list(vocabulary.token_bytes)
     for id in special:
-        tokens[id] = names[id].encode()
+        tokens[id] = vocabulary.tokens[id].encode()
     padded = [*tokens, *(b"" for _ in range(vocab - len(tokens)))]
     ends = end_ids or [0]
     return LLTokenizer(TokenizerWrapper(_Vocabulary(padded, special, ends[0])), n_vocab=vocab, eos_token=ends)

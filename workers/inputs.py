@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ class StepInputs:
     context_lens: Int32  # B, tokens in the KV cache once this step has written
     block_tables: Int32  # B x T, KV block of positions 16 t .. 16 t + 15
     logit_rows: Int32  # R, rows of N
+    state_slots: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # B, where each has its recurrent state: its seat
 
 
 def build(plan: Plan, fed: list[list[int]], seats: Seats, vocab: int) -> StepInputs:
@@ -49,7 +50,8 @@ def build(plan: Plan, fed: list[list[int]], seats: Seats, vocab: int) -> StepInp
     widest = -(-int(context_lens.max(initial=0)) // BLOCK_SIZE)
     tables = np.ascontiguousarray(seats.block_tables[plan.seats, :widest])
     wanted = logit_rows(plan, row_start, seats)
-    return StepInputs(token_ids, positions, sequence_of_row, row_start, context_lens, tables, wanted)
+    slots = np.array(plan.seats, np.int32)
+    return StepInputs(token_ids, positions, sequence_of_row, row_start, context_lens, tables, wanted, slots)
 
 
 def logit_rows(plan: Plan, row_start: Int32, seats: Seats) -> Int32:

@@ -7,6 +7,7 @@ the next connection starts with empty seats. A lost leash ends the worker.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import platform
@@ -15,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -22,21 +24,24 @@ from pathlib import Path
 from helexa import __version__, logs
 from helexa.errors import HelexaError, ModelFileError
 from helexa.formats import fault_spec
-from helexa.formats.end_tokens import end_token_ids
 from helexa.formats.fault_spec import FaultSpec
 from helexa.formats.fingerprint import fingerprint
-from helexa.formats.gguf import GGUFFile
+from helexa.formats.model_vocabulary import end_ids_of
 from ipc import sockets
 from ipc.codec import BadMessage, decode_to_child, decode_to_worker
-from ipc.leash_messages import Beat, LastWords, LogLevel, SchedulerUp, Stop
+from ipc.leash_messages import Beat, LastWords, LogLevel, Progress, SchedulerUp, Stop
 from ipc.messages import PROTOCOL_VERSION, AllocateKV, Fault, Load, Loaded, Plan, Ready, Register
 from ipc.sockets import Closed, Link
 from workers import machine, recording
 from workers.faults import Faults, FaultyOps
+from workers.inputs import BLOCK_SIZE
 from workers.ops.choice import choose_ops
 from workers.ops.protocol import Ops
 from workers.runner import Runner, next_plan
 from workers.seats import PlanError
+from workers.weights.opening import Quantising, open_model
+from workers.weights.quantised import QuantisedCheckpoint
+from workers.weights.summary import load_summary
 
 log = logging.getLogger("worker")
 ROOT = Path("/")
@@ -60,6 +65,7 @@ class Arguments:
     record_plans: Path | None = None
     fault: FaultSpec | None = None
     instance: int = 1
+    device: str = "cpu"
 
 
 class Worker:
@@ -114,7 +120,7 @@ class Worker:
             if isinstance(message, Load):
                 link.send(self._load(message))
             elif isinstance(message, AllocateKV):
-                link.send(Ready(self._runner().allocate(message.blocks, message.seats)))
+                link.send(Ready(self._runner().allocate(message.blocks, message.seats, message.snapshots)))
             elif isinstance(message, Plan):
                 self._run_plan(link, message)
         except Closed:
@@ -138,22 +144,26 @@ class Worker:
         threads = machine.threads(ROOT, os.sched_getaffinity(0), message.threads)
         limit = machine.memory_limit(ROOT, machine.own_bytes(ROOT), message.memory_limit)
         try:
-            ops = choose_ops(message.ops, threads.count, message.max_step_tokens, message.max_seats)
-            path = Path(message.files["gguf"])
-            file = GGUFFile.open(path)
-            end_ids = end_token_ids(file.metadata)
+            sizes = (threads.count, message.max_step_tokens, message.max_seats)
+            ops = choose_ops(message.ops, *sizes, self.arguments.device)
+            file = open_model(message.files, quantising_of(message), threads.count, self._report)
+            end_ids = end_ids_of(file)
             if self.faults is not None:
                 ops = FaultyOps(ops, self.faults)
             runner = Runner(file, ops, message.context, end_ids, message.max_step_tokens, message.max_seats)
+            if isinstance(file, QuantisedCheckpoint):
+                file.finish()
             prices = runner.measure_prices(time.perf_counter)
             decode_position_ms, prompt_position_ms = runner.measure_positions(time.perf_counter)
-        except (HelexaError, KeyError) as error:
-            text = error.message if isinstance(error, HelexaError) else f"no file for {error}"
-            raise WorkerFault("load", text) from None
+        except HelexaError as error:
+            raise WorkerFault("load", error.message) from None
         used = machine.own_bytes(ROOT)
+        free, memory_note = max(0, limit.bytes - used), limit.note
+        if of_device := getattr(ops, "device_memory", None):
+            used, free, memory_note = of_device(message.memory_limit)
         loaded = Loaded(
-            free_bytes=max(0, limit.bytes - used),
-            memory_note=limit.note,
+            free_bytes=free,
+            memory_note=memory_note,
             weight_bytes=used,
             bytes_per_block=runner.bytes_per_block(),
             context=runner.context,
@@ -166,11 +176,20 @@ class Worker:
             ops=ops.name,
             threads_note=threads.note,
             remedy=ops.remedy,
-            fingerprint=system_fingerprint(path, ops),
+            fingerprint=system_fingerprint(file.files, message.quant, ops),
             load_seconds=time.monotonic() - started,
+            pooling=runner.pooling,
+            state_bytes=runner.state_bytes(),
         )
+        kv_bytes = loaded.bytes_per_block // BLOCK_SIZE
+        log.info("%s", load_summary(file, message.quant, getattr(ops, "weight_bytes", 0), kv_bytes, loaded.free_bytes))
         self.loaded = (message, loaded, runner)
         return loaded
+
+    def _report(self, line: str) -> None:
+        """A line of the start-up report; nothing where the supervisor is gone, which the loop finds out."""
+        with contextlib.suppress(Closed):
+            self.leash.send(Progress("load", f"{self.arguments.model}: {line}"))
 
     def _run_plan(self, link: Link, plan: Plan) -> None:
         """A plan's steps; more than one only while nothing else is asked and no sequence may have ended."""
@@ -213,13 +232,17 @@ def beat(leash: Link, seconds: float) -> None:
         pass
 
 
-def system_fingerprint(path: Path, ops: Ops) -> str:
-    """Names build, model file, op set and machine type."""
+def quantising_of(load: Load) -> Quantising:
+    return Quantising(load.quant, load.quant_cache, load.quant_cache_bytes)
+
+
+def system_fingerprint(paths: Sequence[Path], quant: str, ops: Ops) -> str:
+    """Names build, model files, what is made of them, op set and machine type."""
     try:
-        model = fingerprint(path)
+        model = fingerprint(*paths)
     except ModelFileError as error:
         raise WorkerFault("load", error.message) from None
-    parts = [__version__, model, ops.kind, platform.machine(), machine.cpu_model(ROOT)]
+    parts = [__version__, model, quant, ops.kind, platform.machine(), machine.cpu_model(ROOT)]
     return f"hx_{blake2b('|'.join(parts).encode(), digest_size=8).hexdigest()}"
 
 
@@ -230,6 +253,7 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--instance", type=int, default=1)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--record-plans", type=Path)
     parser.add_argument("--beat-s", type=float, default=1.0)
     parser.add_argument("--fault", type=fault_spec.parse)
@@ -241,7 +265,7 @@ def main() -> int:
     leash = sockets.from_fd(options.leash_fd, decode_to_child)
     threading.Thread(target=beat, args=(leash, options.beat_s), name="beat", daemon=True).start()
     given = (options.leash_fd, options.endpoint, options.model, options.rank, options.record_plans, options.fault)
-    arguments = Arguments(*given, instance=options.instance)
+    arguments = Arguments(*given, instance=options.instance, device=options.device)
     worker = Worker(arguments, leash)
     try:
         worker.run()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from helexa.formats.gguf import GGUFFile
+from helexa.formats.checkpoint import Checkpoint
 from ipc.memfd_array import MemfdArrays
-from ipc.messages import Plan, PromptLogprobs, Result, RowError
-from workers import inputs, prompt_scores, sampler
+from ipc.messages import Plan, Pooled, PromptLogprobs, Result, RowError, SeatJoin
+from workers import inputs, pooling, prompt_scores, sampler
 from workers.grammar import Grammars
 from workers.inputs import BLOCK_SIZE, StepInputs
-from workers.models.registry import Model, load_model
+from workers.models.registry import Model, PoolingModel, RecurrentModel, load_model
 from workers.ops.protocol import Float32, Ops
 from workers.seats import PlanError, Seat, Seats
 from workers.shared_step import Capacity, StepRing
@@ -35,36 +35,47 @@ class StepOutput:
     row_errors: list[RowError]
     result: Result
     may_end: bool
-    scored: list[PromptLogprobs] = field(default_factory=list)
+    scored: list[PromptLogprobs] | list[Pooled] = field(default_factory=list)
 
 
 class Runner:
     """Weights are loaded at once; `allocate` gives the seats and KV that plans use."""
 
     def __init__(
-        self, file: GGUFFile, ops: Ops, context: int, end_ids: list[int], max_step_tokens: int = 512, max_seats: int = 64
+        self, file: Checkpoint, ops: Ops, context: int, end_ids: list[int], max_step_tokens: int = 512, max_seats: int = 64
     ) -> None:
         self.ops = ops
         self.model: Model = load_model(file, ops)
+        self._recurrent = self.model.recurrent if isinstance(self.model, RecurrentModel) else None
+        self._snapshots = 0
         self.context = min(context or self.model.context, self.model.context)
         self.end_ids = end_ids
-        self._grammars = Grammars(file.metadata, end_ids, self.model.vocab)
+        self._grammars = Grammars(file, end_ids, self.model.vocab)
         self._max_step_tokens = max_step_tokens
         self._max_seats = max_seats
         self._seats: Seats | None = None
         self._ring: StepRing | None = None
         self._arrays = MemfdArrays()
-        self._logits = self._arrays.allocate(max_seats * self.model.vocab * 4)
-        self.ops.use_logits_buffer(self._logits.array((max_seats, self.model.vocab), "float32"))
+        self.pooling = self.model.pooling if isinstance(self.model, PoolingModel) else ""
+        columns = self.model.width if isinstance(self.model, PoolingModel) and self.pooling else self.model.vocab
+        self._logits = self._arrays.allocate(max_seats * columns * 4)
+        self.ops.use_logits_buffer(self._logits.array((max_seats, columns), "float32"))
 
     def bytes_per_block(self) -> int:
         return self.ops.bytes_per_block(self.model.layers, self.model.kv_heads, self.model.head_dim)
 
-    def allocate(self, blocks: int, seats: int) -> int:
-        """Forgets every sequence; at most `max_seats` seats. Returns the KV cache's bytes; raises MemoryError."""
+    def state_bytes(self) -> int:
+        """Of the recurrent state of a sequence; 0 where the model has none."""
+        return 0 if self._recurrent is None else self.ops.bytes_per_state(self._recurrent)
+
+    def allocate(self, blocks: int, seats: int, snapshots: int = 0) -> int:
+        """Forgets every sequence; at most `max_seats` seats, whose recurrent state may be saved in `snapshots`. Returns the bytes of
+        KV and state; raises MemoryError."""
         self._seats = Seats(seats, blocks, -(-self.context // BLOCK_SIZE))
         self._ring = StepRing(self._arrays, Capacity.of(self._max_step_tokens, seats, self.context))
-        return self.ops.allocate_kv(self.model.layers, blocks, self.model.kv_heads, self.model.head_dim)
+        self._snapshots = snapshots
+        states = 0 if self._recurrent is None else self.ops.allocate_state(self._recurrent, seats + snapshots)
+        return states + self.ops.allocate_kv(self.model.layers, blocks, self.model.kv_heads, self.model.head_dim)
 
     def seat(self, index: int) -> Seat:
         """What is remembered of a running sequence. Raises PlanError for an empty seat."""
@@ -79,6 +90,7 @@ class Runner:
             raise PlanError("a plan came before AllocateKV")
         self._seats.apply(plan)
         for join in plan.joins:
+            self._resume_state(join, self._seats)
             if join.params.grammar:  # compiled while the prompt is computed
                 self._seats[join.seat].grammar = self._grammars.start(join.params.grammar)
         fed = self._seats.feed(plan)
@@ -87,11 +99,15 @@ class Runner:
         except ValueError as error:
             raise PlanError(str(error)) from None
         logits = self.ops.run(self.model.forward, shared)
-        scored = self._scored(plan, logits, self._seats)
-        logits = logits[_drawn_rows(plan, self._seats)]
+        self._save_states(plan, self._seats)
         indices = [index for index, samples in zip(plan.seats, plan.samples, strict=True) if samples]
         seats = [self._seats[index] for index in indices]
-        drawn = sampler.draw(logits, seats, self.ops, self.end_ids, self._grammars)
+        scored: list[PromptLogprobs] | list[Pooled]
+        if self.pooling:
+            scored, drawn = pooling.pool(plan, logits, self._seats, self.pooling, self.end_ids)
+        else:
+            scored = self._scored(plan, logits, self._seats)
+            drawn = sampler.draw(logits[_drawn_rows(plan, self._seats)], seats, self.ops, self.end_ids, self._grammars)
         for seat, token in zip(seats, drawn.ids, strict=True):
             if token >= 0:
                 seat.ids.append(token)
@@ -115,6 +131,23 @@ class Runner:
             milliseconds=(clock() - started) * 1e3,
         )
         return StepOutput(errors, result, bool(errors) or ends, scored)
+
+    def _resume_state(self, join: SeatJoin, seats: Seats) -> None:
+        """A sequence that joins with a history goes on from the state behind it. The seats' states come first, then snapshots."""
+        if join.snapshot >= 0:
+            self.ops.copy_state(seats.count + self._checked_snapshot(join.snapshot), join.seat)
+        elif self._recurrent is not None and join.history:
+            raise PlanError(f"seat {join.seat} joins with a history, and no snapshot of the state behind it")
+
+    def _save_states(self, plan: Plan, seats: Seats) -> None:
+        for seat, snapshot in zip(plan.save_seats, plan.snapshots, strict=True):
+            seats[seat]  # which is not empty
+            self.ops.copy_state(seat, seats.count + self._checked_snapshot(snapshot))
+
+    def _checked_snapshot(self, snapshot: int) -> int:
+        if self._recurrent is None or not 0 <= snapshot < self._snapshots:
+            raise PlanError(f"snapshot {snapshot} of {self._snapshots}")
+        return snapshot
 
     def _scored(self, plan: Plan, logits: Float32, seats: Seats) -> list[PromptLogprobs]:
         """Log probabilities of prompt tokens, in messages of at most SCORED_ROWS."""
@@ -170,13 +203,19 @@ class Runner:
         return max(0.0, self._fastest(far, clock) - self._fastest(near, clock)) / more_positions
 
     def _fastest(self, step: StepInputs, clock: Callable[[], float]) -> float:
-        """Milliseconds of the fastest of PRICE_RUNS runs, or of fewer where one takes long."""
+        """Milliseconds of the fastest of PRICE_RUNS runs, or of fewer where one takes long. Leaves no recurrent state."""
+        if self._recurrent is not None:
+            sequences = len(step.context_lens)
+            self.ops.allocate_state(self._recurrent, sequences)
+            step = replace(step, state_slots=np.arange(sequences, dtype=np.int32))
         started = clock()
         times: list[float] = []
         while len(times) < PRICE_RUNS and clock() - started < PRICE_BUDGET_S / len(PRICE_ROWS):
             before = clock()
             self.ops.run(self.model.forward, step)
             times.append((clock() - before) * 1e3)
+        if self._recurrent is not None:
+            self.ops.allocate_state(self._recurrent, 0)
         return min(times)
 
 

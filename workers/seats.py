@@ -25,6 +25,9 @@ class Seat:
     ids: list[int] = field(default_factory=list)
     num_blocks: int = 0
     grammar: GrammarState | None = None
+    pooled: NDArray[np.float64] | None = (
+        None  # (E) sum of the prompt's rows so far, where the model makes embeddings of their mean
+    )
     unscored: NDArray[np.float32] | None = None  # (V) logits after the last prompt token so far, where the prompt is scored
 
 
@@ -35,6 +38,10 @@ class Seats:
         self._seats: list[Seat | None] = [None] * seats
         self._blocks = blocks
         self.block_tables: NDArray[np.int32] = np.zeros((seats, blocks_per_sequence), np.int32)
+
+    @property
+    def count(self) -> int:
+        return len(self._seats)
 
     def __getitem__(self, index: int) -> Seat:
         seat = self._seats[index] if 0 <= index < len(self._seats) else None

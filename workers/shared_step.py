@@ -41,6 +41,7 @@ class Capacity:
             "context_lens": self.sequences,
             "block_tables": self.sequences * self.blocks,
             "logit_rows": self.sequences,
+            "state_slots": self.sequences,
         }
 
     @property

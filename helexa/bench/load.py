@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -54,13 +55,15 @@ class Exchange:
     error: str = ""
 
 
-async def exchange(address: Address, method: str, path: str, body: bytes = b"") -> Exchange:
+async def exchange(
+    address: Address, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})
+) -> Exchange:
     """One request on a connection of its own, as a new client's is. Never raises for what the server does."""
     seen = Exchange(time.perf_counter())
     reply = HttpReply()
     try:
         async with asyncio.timeout(REPLY_WAIT_S):
-            await _converse(address, _request(address, method, path, body), reply, seen)
+            await _converse(address, _request(address, method, path, body, headers), reply, seen)
         if not reply.complete:
             seen.error = "the connection ended before the reply did"
     except TimeoutError:
@@ -72,10 +75,11 @@ async def exchange(address: Address, method: str, path: str, body: bytes = b"") 
     return seen
 
 
-def _request(address: Address, method: str, path: str, body: bytes) -> bytes:
+def _request(address: Address, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    extra = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = (
         f"{method} {address.path}{path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nConnection: close\r\n"
-        f"Accept: */*\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Accept: */*\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n{extra}\r\n"
     )
     return head.encode() + body
 

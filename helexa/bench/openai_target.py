@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from helexa.bench.load import Address, Exchange, exchange, paced
@@ -38,9 +39,10 @@ class Load:
 class OpenAITarget:
     """`kind` is the owner that /v1/models names: helexa, vllm, llamacpp, ..."""
 
-    def __init__(self, url: str, load: Load, model: str | None = None) -> None:
-        """Asks the server what it serves. Raises StartError where it does not answer."""
+    def __init__(self, url: str, load: Load, model: str | None = None, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Asks the server what it serves; `headers` go with every request. Raises StartError where it does not answer."""
         self.url = url
+        self._headers = headers
         self._address = Address.parse(url)
         self._load = load
         served = self._models()
@@ -66,7 +68,7 @@ class OpenAITarget:
         bodies = [json.dumps(body_of(prompt, self.model, self.kind, self._load)).encode() for prompt in prompts]
 
         async def ask(body: bytes) -> Exchange:
-            return await exchange(self._address, "POST", PATHS[self._load.route], body)
+            return await exchange(self._address, "POST", PATHS[self._load.route], body, self._headers)
 
         async def all_of_them() -> tuple[list[Exchange], float, float]:
             wall, cpu = time.perf_counter(), time.process_time()
@@ -77,9 +79,12 @@ class OpenAITarget:
         return Run([sample_of(item) for item in seen], wall_s, cpu_s)
 
     def _models(self) -> list[dict[str, Any]]:
-        seen = asyncio.run(exchange(self._address, "GET", "/models"))
+        seen = asyncio.run(exchange(self._address, "GET", "/models", headers=self._headers))
         if seen.error or seen.status != 200:
-            raise StartError(f"{self.url} does not answer: {seen.error or f'status {seen.status} on /v1/models'}")
+            hint = (
+                "; name the variable that holds its API key with --api-key-env, or --vs-api-key-env" if seen.status == 401 else ""
+            )
+            raise StartError(f"{self.url} does not answer: {seen.error or f'status {seen.status} on /v1/models'}{hint}")
         try:
             data = json.loads(seen.body)["data"]
             if not data or not all(isinstance(item["id"], str) for item in data):

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from helexa.catalogue.cache import CachedModel, ModelFiles, cached, find, remove
+from helexa.catalogue.cache import CachedModel, cached, find, remove
 from helexa.catalogue.fetching import fetch
+from helexa.catalogue.model_files import ModelFiles
 from helexa.catalogue.source import Source, parse
 
 __all__ = ["CachedModel", "ModelFiles", "Source", "cached", "fetch", "find", "parse", "remove"]

@@ -15,28 +15,19 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from helexa.catalogue.choice import size
+from helexa.catalogue import local
+from helexa.catalogue.choice import Role, size
+from helexa.catalogue.model_files import ModelFiles
 from helexa.catalogue.source import Source
 from helexa.config import Config
 from helexa.errors import ConfigError, ModelSourceError
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 64 * 1024
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """A model that can be loaded. `files` maps a role (`gguf`) to an absolute path; `source` is the canonical spelling."""
-
-    name: str
-    source: str
-    files: dict[str, str]
-    bytes: int
-    licence: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,8 @@ class CachedModel:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is kept of a fetch. `sha256` is that of the download where it is known, else empty; `file` lies beside it."""
+    """What is kept of a fetch. `sha256` is that of the download where it is known, else empty; `file`, of `bytes` bytes, lies beside
+    it, and so do `others` by name and size."""
 
     name: str
     source: str
@@ -63,14 +55,21 @@ class Manifest:
     licence: str
     sha256: str
     fetched: int
+    role: Role = "gguf"
+    others: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return self.bytes + sum(self.others.values())
 
 
 class Staged(NamedTuple):
-    """What a fetch left in its staging folder: the model file, and what is known of it."""
+    """What a fetch left in its staging folder: a model's files, and what is known of them. The first is its name."""
 
-    path: Path
+    paths: tuple[Path, ...]
     sha256: str
     licence: str
+    role: Role = "gguf"
 
 
 def place(source: Source, config: Config) -> Path:
@@ -90,16 +89,18 @@ def root(config: Config) -> Path:
 def find(source: Source, config: Config) -> ModelFiles | None:
     """The source's files where they are at hand: a path that exists, or an entry of the cache that is whole. No network."""
     if source.scheme == "file":
-        path = Path(source.name)
-        found = sorted(path.glob("*.gguf")) if path.is_dir() else [path]
-        if len(found) != 1 or not found[0].is_file():
-            return None
-        return ModelFiles(source.given, str(source), {"gguf": str(found[0])}, found[0].stat().st_size, "")
+        return local.find(source)
     folder = place(source, config)
     manifest = _read(folder)
     if manifest is None or (source.sha256 and manifest.sha256 != source.sha256):
         return None
-    return ModelFiles(source.given, manifest.source, {"gguf": str(folder / manifest.file)}, manifest.bytes, manifest.licence)
+    return model_files(source.given, folder, manifest)
+
+
+def model_files(name: str, folder: Path, manifest: Manifest) -> ModelFiles:
+    """What is opened is a GGUF's first file, and the folder of safetensors."""
+    opened = folder / manifest.file if manifest.role == "gguf" else folder
+    return ModelFiles(name, manifest.source, {manifest.role: str(opened)}, manifest.total, manifest.licence)
 
 
 def cached(config: Config) -> list[CachedModel]:
@@ -108,8 +109,8 @@ def cached(config: Config) -> list[CachedModel]:
     for path in root(config).glob(f"models/*/*/{MANIFEST}"):
         entry = _read(path.parent)
         if entry is not None and not path.parent.name.endswith(".partial"):
-            path = path.parent / entry.file
-            models.append(CachedModel(entry.name, entry.source, str(path), entry.bytes, entry.licence, entry.fetched))
+            opened = next(iter(model_files(entry.name, path.parent, entry).files.values()))
+            models.append(CachedModel(entry.name, entry.source, opened, entry.total, entry.licence, entry.fetched))
     return sorted(models, key=lambda model: (model.name, model.source))
 
 
@@ -175,12 +176,15 @@ def tree_bytes(folder: Path) -> int:
 
 
 def _read(folder: Path) -> Manifest | None:
-    """The folder's manifest, where it can be read and its file has the size it says."""
+    """The folder's manifest, where it can be read and its files have the sizes it says."""
     try:
         with (folder / MANIFEST).open("rb") as file:
             manifest = Manifest(**json.loads(file.read(MAX_MANIFEST)))
-        whole = manifest.file == Path(manifest.file).name and (folder / manifest.file).stat().st_size == manifest.bytes
-    except (OSError, ValueError, TypeError):
+        sizes = {manifest.file: manifest.bytes, **manifest.others}
+        whole = manifest.role in ("gguf", "safetensors") and all(
+            name == Path(name).name and (folder / name).stat().st_size == count for name, count in sizes.items()
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
     return manifest if whole else None
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import closing
 from dataclasses import asdict
-from typing import TextIO
+from typing import Any, TextIO
 
 from helexa import catalogue
 from helexa.catalogue.choice import size
+from helexa.catalogue.model_files import ModelFiles
+from helexa.catalogue.model_shape import read_outline
 from helexa.catalogue.progress import Progress
 from helexa.config import Config
 from helexa.errors import ModelSourceError
-from helexa.formats.gguf import GGUFFile
+from helexa.formats.checkpoint import model_path, open_checkpoint
+from helexa.formats.hf_vocabulary import read_tokenizer_files
+from helexa.text.template_files import folder_templates, gguf_templates
 
 BAR_CELLS = 30
 
@@ -27,7 +32,7 @@ def pull(name: str, config: Config, out: TextIO) -> int:
         print(f"\r\033[K{line}" if terminal else line, file=out, flush=True)
 
     files = catalogue.fetch(catalogue.parse(name, config), config, report, bar)
-    report(f"{name} ({size(files.bytes)}): {files.files['gguf']}")
+    report(f"{name} ({size(files.bytes)}): {model_path(files.files)}")
     return 0
 
 
@@ -54,29 +59,39 @@ def show(name: str, config: Config, out: TextIO, as_json: bool = False) -> int:
     files = catalogue.find(source, config)
     if files is None:
         raise ModelSourceError(f"{name} ({source}) is not at hand; `helexa pull {name}` fetches it")
-    with GGUFFile.open(files.files["gguf"]) as file:
-        architecture = file.get("general.architecture", str)
-        facts = {
-            "name": name,
-            "source": files.source,
-            "path": files.files["gguf"],
-            "bytes": files.bytes,
-            "licence": files.licence or file.get("general.license", str, "not stated"),
-            "architecture": architecture,
-            "title": file.get("general.name", str, ""),
-            "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-            "context": file.get(f"{architecture}.context_length", int, 0),
-            "layers": file.get(f"{architecture}.block_count", int, 0),
-            "tensor_types": dict(Counter(tensor.type for tensor in file.tensors.values()).most_common()),
-            "tokenizer": f"{file.get('tokenizer.ggml.model', str, 'none')} {file.get('tokenizer.ggml.pre', str, '')}".strip(),
-            "chat_template": "tokenizer.chat_template" in file.metadata,
-        }
+    facts = model_facts(name, files)
     if as_json:
         print(json.dumps(facts, indent=1), file=out)
         return 0
     for key, value in facts.items():
         print(f"{key.replace('_', ' '):<14} {_for_people(key, value)}", file=out)
     return 0
+
+
+def model_facts(name: str, files: ModelFiles) -> dict[str, Any]:
+    """What `show` prints. Raises ModelFileError."""
+    path = model_path(files.files)
+    with closing(open_checkpoint(path)) as file:
+        architecture, layers, context = read_outline(file)
+        gguf = file.format == "gguf"
+        folder = path if path.is_dir() else path.parent
+        templates = gguf_templates(file.metadata) if gguf else folder_templates(read_tokenizer_files(folder))
+        kind = " ".join(str(file.metadata.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre")).strip()
+        return {
+            "name": name,
+            "source": files.source,
+            "path": str(path),
+            "bytes": files.bytes,
+            "licence": files.licence or (file.get("general.license", str, "") if gguf else "") or "not stated",
+            "architecture": architecture,
+            "title": file.get("general.name", str, "") if gguf else "",
+            "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+            "context": context,
+            "layers": layers,
+            "tensor_types": dict(Counter(tensor.type for tensor in file.tensors.values()).most_common()),
+            "tokenizer": (kind or "none") if gguf else "tokenizer.json",
+            "chat_template": bool(templates),
+        }
 
 
 def rm(name: str, config: Config, out: TextIO) -> int:

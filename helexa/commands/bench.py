@@ -19,10 +19,11 @@ from helexa.bench.prompts import PromptMaker
 from helexa.bench.timing import Metrics, Run
 from helexa.bench.zmq_target import ZmqTarget
 from helexa.commands import ctl
-from helexa.config import Config
+from helexa.config import Config, api_key_headers
 from helexa.errors import ConfigError, StartError
+from helexa.formats.checkpoint import model_path
 from helexa.private_server import private_server
-from helexa.web.model_text import ModelText, load_gguf
+from helexa.web.model_text import ModelText, read_model_text
 
 WARM_UP_REQUESTS = 4
 LEAST_REQUESTS = 8
@@ -51,7 +52,9 @@ class Options:
     """What is measured; see `helexa bench --help`."""
 
     url: str | None
+    headers: Mapping[str, str]
     versus: str | None
+    versus_headers: Mapping[str, str]
     zmq: bool
     levels: list[Pace]
     requests: list[int]  # a level each
@@ -79,7 +82,9 @@ class Options:
         load = Load(given.route, given.output_tokens, given.temperature, given.shared_prefix > 0)
         return cls(
             given.url,
+            api_key_headers(variable=given.api_key_env),
             given.vs,
+            api_key_headers(variable=given.vs_api_key_env) if given.vs_api_key_env else {},
             given.zmq,
             levels,
             requests,
@@ -99,7 +104,7 @@ def bench(config: Config, config_file: Path | None, flags: Mapping[str, Any], gi
     if options.png is not None:
         plot.require()
     with _first_target(config, config_file, flags, options) as (first, text):
-        second = OpenAITarget(options.versus, options.load) if options.versus else None
+        second = OpenAITarget(options.versus, options.load, headers=options.versus_headers) if options.versus else None
         session = _Session(options, first, second, _prompts(options, text), out)
         return session.run()
 
@@ -114,7 +119,7 @@ def _first_target(
         where = options.url or f"port {config.server.port}"
         raise ConfigError(f"{private[0]} is for a private server, and the one at {where} runs already; leave it out")
     if options.url:
-        yield OpenAITarget(options.url, options.load), None
+        yield OpenAITarget(options.url, options.load, headers=options.headers), None
     elif run_directory.is_served(config):
         with _own_target(config, options) as target:
             yield target
@@ -128,9 +133,9 @@ def _own_target(config: Config, options: Options) -> Iterator[tuple[Target, Mode
     models = [model for model in ctl.ask(config, "status")["models"] if model["files"]]
     if not models:
         raise StartError("the service has no model yet; try again in a moment")
-    model, text = models[0]["name"], load_gguf(Path(models[0]["files"]["gguf"]))
+    model, text = models[0]["name"], read_model_text(model_path(models[0]["files"]))
     if not options.zmq:
-        yield OpenAITarget(f"http://127.0.0.1:{config.server.port}", options.load, model), text
+        yield OpenAITarget(f"http://127.0.0.1:{config.server.port}", options.load, model, options.headers), text
         return
     encode = _encoder(text)
     target = ZmqTarget(run_directory.path_for(config), model, encode, options.load.output_tokens, options.load.temperature)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from helexa.config import Config, describe, value_of
+from helexa.config import Config, KeyDoc, describe, describe_listed, value_of
 
 
 def check(config: Config, config_file: Path | None, out: TextIO) -> int:
@@ -15,7 +16,7 @@ def check(config: Config, config_file: Path | None, out: TextIO) -> int:
     for item in describe():
         value = value_of(config, item.path)
         if value != item.default and not item.path.startswith("paths."):
-            print(f"  {item.path} = {json.dumps(value)}", file=out)
+            print(f"  {item.path} = {json.dumps(value, default=dataclasses.asdict)}", file=out)
     print("all keys are known and their values fit", file=out)
     return 0
 
@@ -28,10 +29,16 @@ def list_keys(out: TextIO) -> int:
         if head != section:
             section = head
             print(f"\n[{section}]", file=out)
-        unit = f" [{item.unit}]" if item.unit else ""
-        print(f"# {item.doc}{unit} ({item.type}; {item.reload})", file=out)
-        print(f"{leaf} = {_toml(item.default)}", file=out)
+        print(f"# {_explained(item)}\n{leaf} = {_toml(item.default)}", file=out)
+    print("\n# [models.NAME]", file=out)
+    for item in describe_listed():
+        print(f"# # {_explained(item)}\n# {item.path.rpartition('.')[2]} = {_toml(item.default)}", file=out)
     return 0
+
+
+def _explained(item: KeyDoc) -> str:
+    unit = f" [{item.unit}]" if item.unit else ""
+    return f"{item.doc}{unit} ({item.type}; {item.reload})"
 
 
 def _toml(value: Any) -> str:

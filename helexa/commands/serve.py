@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helexa import catalogue
+from helexa import catalogue, devices
 from helexa import config as configuration
 from helexa.config import FLAGS_VARIABLE, Config
 from helexa.errors import StartError
@@ -36,6 +36,7 @@ def service_environment(config_file: Path | None, flags: Mapping[str, Any]) -> d
 def serve(config: Config, config_file: Path | None, flags: Mapping[str, Any]) -> int:
     """Does not return when all is well. Raises HelexaError for what is wrong already now."""
     catalogue.parse(config.model.source, config)
+    devices.choose(config.devices.use, config.cpu.ops)
     try:
         folder = installation.folder()
     except RuntimeError as error:

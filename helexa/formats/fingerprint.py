@@ -1,4 +1,4 @@
-"""A cheap, stable digest of a model file: it names the file in `system_fingerprint`.
+"""A cheap, stable digest of a model's files: it names them in `system_fingerprint`.
 
 It reads a few megabytes of any file, however large: its size, its head (a GGUF's whole header, for usual vocabularies), its tail,
 and pages spread evenly between. Another model, quantisation or conversion differs in it; a file changed on purpose in a few bytes
@@ -19,17 +19,18 @@ PAGE_BYTES = 4096
 PAGES = 256
 
 
-def fingerprint(path: Path | str) -> str:
-    """16 hexadecimal digits. ModelFileError where the file cannot be read."""
+def fingerprint(*paths: Path | str) -> str:
+    """16 hexadecimal digits. ModelFileError where a file cannot be read."""
     digest = hashlib.blake2b(digest_size=8)
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(size.to_bytes(8, "little"))
-            for start, length in _samples(size):
-                digest.update(os.pread(file.fileno(), length, start))
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from None
+    for path in paths:
+        try:
+            with open(path, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(size.to_bytes(8, "little"))
+                for start, length in _samples(size):
+                    digest.update(os.pread(file.fileno(), length, start))
+        except OSError as error:
+            raise ModelFileError(f"{path}: cannot be read ({error.strerror})") from None
     return digest.hexdigest()
 
 

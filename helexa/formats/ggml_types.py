@@ -1,14 +1,19 @@
 """GGML tensor types: block geometry, and the reference dequantisation of those that are served.
 
 A quantised row is a run of blocks along its columns; a block holds `block` weights in `block_bytes` bytes. The layouts are those
-of the GGUF specification: a half-precision scale (and minimum), then the packed integers; in the 4-bit types the low nibbles are
-weights 0 .. 15 of the block and the high nibbles weights 16 .. 31.
+of the GGUF specification.
+
+- Blocks of 32: a half-precision scale (and minimum), then the packed integers; low nibbles are weights 0 .. 15 of the block and
+  high nibbles weights 16 .. 31. The 5-bit types keep their fifth bits in a word of 32.
+- Blocks of 256, the K types: parts of 16 or 32 weights, each with a small integer scale (and minimum), which a half-precision
+  scale (and minimum) of the whole block multiplies. A weight is d * scale * q, less dmin * minimum where there is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +144,81 @@ def _q4_1(blocks: UInt8) -> Float32:
     return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
 
 
+def _fifth_bits(blocks: UInt8, start: int) -> UInt8:
+    """(blocks, 32): 16 where the bit of the word at byte `start` is set."""
+    return np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q5_0(blocks: UInt8) -> Float32:
+    q = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
+    return _half(blocks, 0) * (q.astype(np.int8) - np.int8(16)).astype(np.float32)
+
+
+def _q5_1(blocks: UInt8) -> Float32:
+    q = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
+    return _half(blocks, 0) * q.astype(np.float32) + _half(blocks, 2)
+
+
+def _parts(packed: UInt8, bits: int, run: int) -> UInt8:
+    """(blocks, 256): the K types' integers of 4, 2 or 1 bits. Of each `run` bytes all lowest bits come first, then the next."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    spread = packed.reshape(len(packed), -1, 1, run) >> shifts[:, None]
+    return (spread & np.uint8((1 << bits) - 1)).reshape(len(packed), -1)
+
+
+def _combined(d: Float32, scales: NDArray[Any], q: NDArray[Any], dmin: Float32 | None = None, minimums: Any = None) -> Float32:
+    """d * scale * q - dmin * minimum: `scales` and `minimums` (blocks, parts), q (blocks, 256)."""
+    scale = d * scales.astype(np.float32)
+    values = scale[:, :, None] * q.reshape(*scales.shape, -1).astype(np.float32)
+    if dmin is not None:
+        values = values - (dmin * minimums.astype(np.float32))[:, :, None]
+    return values
+
+
+def _six_bit_pairs(packed: UInt8) -> tuple[UInt8, UInt8]:
+    """The 8 scales and 8 minimums of a Q4_K or Q5_K block. Of 12 bytes the first four hold scales 0 .. 3 in their low 6 bits, the
+    next four the minimums; the last four hold the low nibbles of scales and minimums 4 .. 7, whose upper bits are the tops of the
+    first eight."""
+    low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([low & 0x3F, (high & 0x0F) | (low >> 6 << 4)], axis=1)
+    return scales, np.concatenate([middle & 0x3F, (high >> 4) | (middle >> 6 << 4)], axis=1)
+
+
+def _q2_k(blocks: UInt8) -> Float32:
+    """16 bytes of scales (low nibbles) and minimums (high), 64 of 2-bit integers, d, dmin."""
+    scales, q = blocks[:, :16], _parts(blocks[:, 16:80], 2, 32)
+    return _combined(_half(blocks, 80), scales & 0x0F, q, _half(blocks, 82), scales >> 4)
+
+
+def _q3_k(blocks: UInt8) -> Float32:
+    """32 bytes of third bits, 64 of lower bits, 12 of 6-bit scales, d. A third bit that is not set takes 4 away.
+
+    Scale k has its low nibble in byte k % 8 of the 12 (the high half of it from 8 on) and its upper two bits in byte 8 + k % 4.
+    """
+    q = _parts(blocks[:, 32:96], 2, 32).astype(np.int8) - np.int8(4) + (_parts(blocks[:, :32], 1, 32) << 2).astype(np.int8)
+    low, high = _parts(blocks[:, 96:104], 4, 8), _parts(blocks[:, 104:108], 2, 4)
+    return _combined(_half(blocks, 108), (low | high << 4).astype(np.int8) - np.int8(32), q)
+
+
+def _q4_k(blocks: UInt8) -> Float32:
+    """d, dmin, 12 bytes of scales and minimums, 128 of nibbles."""
+    scales, minimums = _six_bit_pairs(blocks[:, 4:16])
+    return _combined(_half(blocks, 0), scales, _parts(blocks[:, 16:], 4, 32), _half(blocks, 2), minimums)
+
+
+def _q5_k(blocks: UInt8) -> Float32:
+    """As Q4_K, with 32 bytes of fifth bits before the nibbles."""
+    scales, minimums = _six_bit_pairs(blocks[:, 4:16])
+    q = _parts(blocks[:, 48:], 4, 32) | _parts(blocks[:, 16:48], 1, 32) << 4
+    return _combined(_half(blocks, 0), scales, q, _half(blocks, 2), minimums)
+
+
+def _q6_k(blocks: UInt8) -> Float32:
+    """128 bytes of nibbles, 64 of upper two bits, 16 signed scales, d. The integers are shifted by 32."""
+    q = (_parts(blocks[:, :128], 4, 64) | _parts(blocks[:, 128:192], 2, 32) << 4).astype(np.int8) - np.int8(32)
+    return _combined(_half(blocks, 208), np.ascontiguousarray(blocks[:, 192:208]).view(np.int8), q)
+
+
 def _q8_0(blocks: UInt8) -> Float32:
     return _half(blocks, 0) * np.ascontiguousarray(blocks[:, 2:]).view(np.int8).astype(np.float32)
 
@@ -149,6 +229,13 @@ _UNPACK: dict[str, Callable[[UInt8], Float32]] = {
     "BF16": _bf16,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
 }
 SERVED = tuple(_UNPACK)

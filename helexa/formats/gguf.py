@@ -11,19 +11,18 @@ of a map can prevent: a file that another process cuts short while it is mapped 
 from __future__ import annotations
 
 import math
-import mmap
-import os
-import stat
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError
 from helexa.formats import ggml_types
+from helexa.formats.tensor_info import REQUIRED, TensorInfo, map_file, metadata_value
 
 MAX_HEADER_BYTES = 256 * 1024 * 1024
 MAX_ELEMENTS = 4 * 1024 * 1024  # metadata entries and members of string and nested arrays, in all; each costs a Python object
@@ -31,89 +30,92 @@ MAX_NAME_BYTES = 65535
 MAX_DEPTH = 4  # of arrays in arrays
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1024 * 1024
+MAX_PARTS = 1024
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_REMEDY = "name a .gguf file"
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _LEAST_ENTRY_BYTES = 8 + 4 + 1  # a key's length, a type, a value
 _LEAST_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # a name's length, dimensions, one of them, type, offset
 
 T = TypeVar("T")
 D = TypeVar("D")
-_REQUIRED: Any = object()
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Where a tensor lies. `type` is a GGML type name.
-
-    `shape` is (length,), (rows, columns), or (..., rows, columns): the reverse of the file's order, so the last dimension is the
-    contiguous one. `offset` is in bytes from the start of the file.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 class GGUFFile:
-    """An open model file.
+    """An open model file, or several that are parts of one model.
 
     `metadata` values are int, float, bool or str; an array is a list of str or of arrays, or a read-only numpy array of numbers.
-    Views returned by `data` stay valid after `close`: the map goes with the last of them.
+    Of a model in parts it is the first part's. Views returned by `data` stay valid after `close`: the map goes with the last.
     """
 
     path: Path
-    size: int
+    size: int  # bytes, of all parts
+    files: tuple[Path, ...]
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    format: Literal["gguf"] = "gguf"
 
     def __init__(self, path: Path, map: NDArray[np.uint8]) -> None:
         self.path = path
         self.size = len(map)
-        self._map: NDArray[np.uint8] | None = map
+        self.files = (path,)
+        self._maps: list[NDArray[np.uint8]] = [map]
         header = _Header(path, map)
         self.metadata = header.metadata
         self.tensors = header.tensors
 
     @classmethod
     def open(cls, path: Path | str) -> GGUFFile:
-        """ModelFileError where the file cannot be read, is damaged, or is of a kind that is not served."""
-        return cls(Path(path), _map(Path(path)))
+        """ModelFileError where the file cannot be read, is damaged, or is of a kind that is not served.
+
+        Of a model in parts `path` is the first, and the others lie beside it.
+        """
+        file = cls(Path(path), map_file(Path(path), _REMEDY))
+        count = _part(file, 0)
+        for number in range(1, count):
+            beside = file.path.with_name(_PART.sub(f"-{number + 1:05d}-of-{count:05d}.gguf", file.path.name))
+            file._append(cls(beside, map_file(beside, _REMEDY)), number, count)
+        total = file.get("split.tensors.count", int, len(file.tensors))
+        if total != len(file.tensors):
+            raise ModelFileError(f"{file.path}: its parts hold {len(file.tensors)} tensors, not {total}; fetch them again")
+        return file
+
+    def _append(self, part: GGUFFile, number: int, count: int) -> None:
+        if _part(part, number) != count:
+            raise ModelFileError(f"{part.path}: split.count differs from the first part's {count}; fetch the parts again")
+        twice = next((name for name in part.tensors if name in self.tensors), None)
+        if twice is not None:
+            raise ModelFileError(f"{part.path}: tensor {twice} is in an earlier part too; the file is damaged")
+        self.tensors |= {name: replace(info, file=number) for name, info in part.tensors.items()}
+        self.files += part.files
+        self.size += part.size
+        self._maps += part._maps
 
     def data(self, name: str) -> NDArray[np.uint8]:
         """The tensor's bytes: a read-only view of the map, nothing is copied."""
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(f"{self.path}: tensor {name} is missing; the file is not a whole model of its architecture")
-        if self._map is None:
+        if not self._maps:
             raise ModelFileError(f"{self.path}: tensor {name} was asked for after the file was closed")
-        return self._map[info.offset : info.offset + info.nbytes]
+        return self._maps[info.file][info.offset : info.offset + info.nbytes]
 
     @overload
     def get(self, key: str, kind: type[T]) -> T: ...
     @overload
     def get(self, key: str, kind: type[T], default: D) -> T | D: ...
-    def get(self, key: str, kind: type[Any], default: Any = _REQUIRED) -> Any:
+    def get(self, key: str, kind: type[Any], default: Any = REQUIRED) -> Any:
         """The metadata value of type `kind` (int, float, bool, str, list, np.ndarray); a whole number is also a float.
 
         A key that is absent gives `default`, or ModelFileError where none is given; another type is always a ModelFileError.
         """
-        value = self.metadata.get(key)
-        if value is None:
-            if default is _REQUIRED:
-                raise ModelFileError(f"{self.path}: {key} is missing")
-            return default
-        if kind is float and type(value) is int:
-            return float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ModelFileError(f"{self.path}: {key} is of type {type(value).__name__}, expected {kind.__name__}")
-        return value
+        return metadata_value(self.path, self.metadata, key, kind, default)
 
     def close(self) -> None:
-        self._map = None
+        self._maps = []
 
     def __enter__(self) -> Self:
         return self
@@ -122,21 +124,27 @@ class GGUFFile:
         self.close()
 
 
-def _map(path: Path) -> NDArray[np.uint8]:
-    """The file's bytes, read-only. Anything but a regular file is refused without waiting on it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelFileError(f"{path}: not a regular file; name a .gguf file")
-            if status.st_size == 0:
-                raise ModelFileError(f"{path}: the file is empty; fetch it again")
-            return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+def model_files(folder: Path) -> list[Path]:
+    """The models in GGUF that a folder holds, by name; of a model in parts its first one."""
+    found = [path for path in sorted(folder.glob("*.gguf")) if path.is_file()]
+    return [path for path in found if (match := _PART.search(path.name)) is None or int(match[1]) == 1]
+
+
+def _part(file: GGUFFile, number: int) -> int:
+    """How many parts there are, if the file is part `number` (from 0) of them by its name and by its metadata."""
+    count = file.get("split.count", int, 1)
+    own = file.get("split.no", int, 0)
+    if count == 1 and own == 0 == number:
+        return 1
+    if not 1 <= count <= MAX_PARTS or not 0 <= own < count:
+        raise ModelFileError(f"{file.path}: split.no = {own} of split.count = {count}; the file is damaged")
+    match = _PART.search(file.path.name)
+    if match is None or (int(match[1]), int(match[2])) != (own + 1, count):
+        raise ModelFileError(f"{file.path}: part {own + 1} of {count} must be named ...-{own + 1:05d}-of-{count:05d}.gguf")
+    if own != number:
+        first = _PART.sub(f"-00001-of-{count:05d}.gguf", file.path.name)
+        raise ModelFileError(f"{file.path}: part {own + 1} of {count} of a model; name the first, {first}")
+    return count
 
 
 class _Header:

@@ -28,6 +28,9 @@ class Limits:
     reserve_tokens: int
     cached_blocks: int
     repeat_steps: int
+    recurrent: bool = False  # the model has recurrent state beside KV
+    snapshots: int = 0  # of it that the worker holds
+    snapshot_every: int = 1024  # tokens of a prompt
 
 
 def check_possible(message: Generate, limits: Limits) -> None:

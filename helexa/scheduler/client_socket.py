@@ -121,6 +121,8 @@ class _Batch:
             deltas.logprobs[index] = [item or _NO_LOGPROBS for item in sequence.logprobs[start:end]]
         if sequence.prompt_logprobs and start == 0:
             deltas.prompt_logprobs[index] = sequence.prompt_logprobs
+        if sequence.pooled and start == 0:
+            deltas.pooled[index] = sequence.pooled
         if sequence.hashes:
             deltas.hashes[index] = sequence.hashes[start:end]
         self.parts.append(part)

@@ -115,6 +115,8 @@ def _model(engine: Engine, current: bool) -> dict[str, Any]:
         "held": engine.num_held,
         "worker": engine.worker,
         "last_fault": engine.last_fault,
+        "pinned": engine.served.pinned,
+        "resident_bytes": engine.resident_bytes,
     }
     scheduler = engine.scheduler
     if scheduler is not None:
@@ -125,8 +127,8 @@ def _model(engine: Engine, current: bool) -> dict[str, Any]:
             "blocks_used": scheduler.memory.pool.num_used,
             "blocks_cached": scheduler.memory.pool.num_cached,
             "weight_bytes": engine.weight_bytes,
-            "counters": dataclasses.asdict(scheduler.counters),
         }
+    entry["counters"] = dataclasses.asdict(engine.counters)
     return entry
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ipc.messages import Plan
 
 
 @dataclass
 class Counters:
-    """Totals since the model was loaded."""
+    """Totals since the model was loaded first."""
 
+    loads: int = 0  # into memory
     steps: int = 0
     handoffs: int = 0  # plans sent to the worker; fewer than steps where it ran several by itself
     prompt_tokens: int = 0
@@ -33,6 +34,11 @@ class Counters:
     hangs: int = 0
     request_errors: int = 0  # sequences ended because what they ask for could not be done
     poisonous: int = 0  # sequences ended because workers died of them
+
+    def go_on_from(self, earlier: Counters) -> None:
+        """Takes over what was counted before the model left memory."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(earlier, item.name))
 
     def note_plan(self, plan: Plan) -> None:
         self.handoffs += 1

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from helexa.catalogue.memory_plan import MemoryPlan, plan_memory
+from helexa.catalogue.memory_plan import MemoryPlan, StateNeed, plan_memory
 from helexa.config import Config
 from helexa.errors import RequestError, StartError
-from helexa.scheduler.admission import RETRY_AFTER_S, Limits
+from helexa.scheduler.admission import RETRY_AFTER_S
 from helexa.scheduler.block_pool import BLOCK_SIZE
+from helexa.scheduler.counters import Counters
 from helexa.scheduler.held import HeldRequests, RequestMessage
+from helexa.scheduler.presence import Presence
 from helexa.scheduler.prices import PriceTable, StepPrices, UnitPrices
 from helexa.scheduler.request_table import GivenUp
 from helexa.scheduler.scheduler import Scheduler
 from helexa.scheduler.sequence import Request
+from helexa.scheduler.settings import limits_of, load_message
+from ipc import embedding
 from ipc.leash_messages import ModelReady, Progress, ServeModel
 from ipc.messages import (
     Abort,
@@ -25,11 +29,11 @@ from ipc.messages import (
     Credit,
     Fault,
     Generate,
-    Load,
     Loaded,
     ModelInfo,
     ModelState,
     Plan,
+    Pooled,
     PromptLogprobs,
     Ready,
     Result,
@@ -49,7 +53,9 @@ class Engine:
         self.config = config
         self.created = created
         self.paused = False
-        self.state: ModelState = "restarting" if served.was_ready else "loading"
+        self.state: ModelState = "restarting" if served.was_ready else "unloaded" if served.parked else "loading"
+        self.presence = Presence(on_request=served.on_request)
+        self._counters = Counters()  # of an earlier stay in memory
         self.error = ""
         self.worker: WorkerState = "none"
         self.last_fault = ""  # why the last worker ended, as far as it is known
@@ -66,17 +72,12 @@ class Engine:
 
     def on_register(self, taken_bytes: int = 0) -> list[ToWorker]:
         """A worker connected. `taken_bytes` of memory are promised to other models."""
-        config = self.config
         self._taken_bytes = taken_bytes
         self.error = ""
         self.worker = "loading"
         if self.state == "failed":
             self.state = "loading"
-        limit = 0 if config.memory.limit_mib == "auto" else config.memory.limit_mib * 2**20
-        seats = 64 if config.admission.seats == "auto" else config.admission.seats
-        threads = 0 if config.cpu.threads == "auto" else config.cpu.threads
-        context = self.served.context
-        return [Load(self.served.files, config.scheduling.step_tokens, seats, context, limit, threads, config.cpu.ops)]
+        return [load_message(self.served, self.config)]
 
     def on_message(self, message: object, now: float) -> list[ToWorker]:
         """What to send in answer. A Fault, or memory that does not suffice, makes the state `failed`."""
@@ -90,6 +91,8 @@ class Engine:
             self.scheduler.apply_row_error(message, now)
         elif self.scheduler is not None and isinstance(message, PromptLogprobs):
             self.scheduler.apply_prompt_logprobs(message)
+        elif self.scheduler is not None and isinstance(message, Pooled):
+            self.scheduler.apply_pooled(message)
         elif self.scheduler is not None and isinstance(message, Result):
             self.scheduler.apply_result(message, now)
         return []
@@ -108,13 +111,13 @@ class Engine:
             Progress("ops", f"{message.ops}, threads: {message.threads_note}{slow}"),
             Progress("memory", self._plan.note),
         ]
-        return [AllocateKV(self._plan.blocks, self._plan.seats)]
+        return [AllocateKV(self._plan.blocks, self._plan.seats, self._plan.snapshots)]
 
     def _planned(self, loaded: Loaded) -> MemoryPlan:
         """What the model had under an earlier scheduler, else what is left for it. Raises StartError."""
         served, admission = self.served, self.config.admission
         if served.blocks:
-            return MemoryPlan(served.blocks, served.seats, f"KV cache of {served.blocks:,} blocks, as before")
+            return MemoryPlan(served.blocks, served.seats, f"KV cache of {served.blocks:,} blocks, as before", served.snapshots)
         taken = self._taken_bytes
         note = f"{loaded.memory_note}, of which other models have {taken / 2**30:.1f} GiB" if taken else loaded.memory_note
         return plan_memory(
@@ -125,12 +128,21 @@ class Engine:
             admission.batching,
             note,
             self.config.memory.kv_blocks,
+            StateNeed(loaded.state_bytes, self.config.cache.snapshot_mib * 2**20 if self.config.cache.prefix_mib else 0),
         )
 
     @property
     def promised_bytes(self) -> int:
-        """KV memory that the model may come to take."""
-        return self._plan.blocks * self._loaded.bytes_per_block if self._plan and self._loaded else 0
+        """Memory for KV and recurrent state that the model may come to take."""
+        loaded, plan = self._loaded, self._plan
+        if loaded is None or plan is None:
+            return 0
+        return plan.blocks * loaded.bytes_per_block + (plan.seats + plan.snapshots) * loaded.state_bytes
+
+    @property
+    def pooling(self) -> str:
+        """As in ModelInfo."""
+        return self._loaded.pooling if self._loaded else ""
 
     @property
     def weight_bytes(self) -> int:
@@ -138,20 +150,23 @@ class Engine:
 
     def ready_message(self) -> ModelReady:
         plan = self._plan or MemoryPlan(0, 0, "")
-        return ModelReady(self.name, self.instance, plan.blocks, plan.seats)
+        return ModelReady(self.name, self.instance, plan.blocks, plan.seats, plan.snapshots)
 
     def _on_ready(self, now: float) -> None:
         if self._loaded is None or self._plan is None:
             return
         if self.scheduler is None:
-            limits = self._limits(self._loaded, self._plan)
+            limits = limits_of(self.config, self._loaded, self._plan)
             self.scheduler = Scheduler(
                 limits,
                 _prices(self._loaded),
                 frozenset(self._loaded.eos_ids),
                 self._incarnation,
             )
+            self.scheduler.counters.go_on_from(self._counters)
+            self.scheduler.counters.loads += 1
         self.state, self.error, self.worker = "ready", "", "ready"
+        self.presence.is_ready(now)
         self._release_held(now)
 
     def _on_fault(self, message: Fault, now: float) -> None:
@@ -165,24 +180,6 @@ class Engine:
             self.fail(message.message, now)
         else:
             self.state, self.error = "restarting", message.message
-
-    def _limits(self, loaded: Loaded, plan: MemoryPlan) -> Limits:
-        config = self.config
-        return Limits(
-            context=loaded.context,
-            vocab=loaded.vocab,
-            seats=plan.seats,
-            blocks=plan.blocks,
-            queue_depth=config.admission.queue_depth,
-            queue_wait_s=config.admission.queue_wait_s,
-            queue_tokens=config.admission.queue_tokens,
-            step_tokens=config.scheduling.step_tokens,
-            min_step_ms=config.scheduling.min_step_ms,
-            slow_client_s=config.streaming.slow_client_s,
-            reserve_tokens=config.scheduling.reserve_tokens,
-            cached_blocks=config.cache.prefix_mib * 2**20 // loaded.bytes_per_block,
-            repeat_steps=config.scheduling.lone_steps,
-        )
 
     def on_worker_hung(self, error: str) -> None:
         """It has not answered a step for too long, and is ended."""
@@ -202,6 +199,7 @@ class Engine:
     def fail(self, error: str, now: float) -> None:
         """Nobody will answer: what was asked ends with the error."""
         self.state, self.error = "failed", error
+        self.presence.forget_wish()
         if self.scheduler is not None:
             self.scheduler.fail(error, now)
         failed = RequestError("model_failed", f"{self.name}: {error}")
@@ -218,6 +216,9 @@ class Engine:
         elif isinstance(message, Generate):
             if self.state == "failed":
                 raise RequestError("model_failed", f"{self.name}: {self.error}")
+            if self.pooling and not embedding.is_request(message, self.pooling):
+                raise RequestError("generation_unsupported", f"{self.name} makes embeddings and generates nothing", "model")
+            self.presence.is_used(now)
             self.scheduler.add(client, message, now)
         elif isinstance(message, Abort):
             self.scheduler.abort(client, message, now)
@@ -227,8 +228,8 @@ class Engine:
             self.scheduler.acknowledge(client, message)
 
     def _keeps(self, client: bytes, message: RequestMessage) -> bool:
-        """While the model is paused: requests that never ran, and what is said about them."""
-        new = isinstance(message, Generate) and not message.resumed and self.paused
+        """While the model is paused, or leaves: requests that never ran, and what is said about them."""
+        new = isinstance(message, Generate) and not message.resumed and (self.paused or self.presence.leaving)
         return self._held.has(client, message.req_id) or (new and not self.knows(client, message.req_id))
 
     def _hold(self, client: bytes, message: RequestMessage, now: float) -> None:
@@ -238,7 +239,7 @@ class Engine:
             return
         if self.state == "failed":
             raise RequestError("model_failed", f"{self.name}: {self.error}")
-        if not message.resumed and self.state == "loading":
+        if not message.resumed and self.state == "loading" and not self.presence.on_request:
             raise RequestError("model_loading", f"{self.name} is loading; try again in a moment", retry_after=RETRY_AFTER_S)
         depth = self.config.admission.queue_depth
         if not message.resumed and len(self._held) >= max(1, depth):
@@ -246,6 +247,8 @@ class Engine:
                 "queue_full", f"{len(self._held)} requests wait and {depth} may; try again later", retry_after=RETRY_AFTER_S
             )
         self._held.add(client, message, now)
+        if self.state == "unloaded" or self.presence.leaving:
+            self.presence.want(now)
 
     def _release_held(self, now: float) -> None:
         """Gives the scheduler what was kept; what it refuses is refused."""
@@ -293,13 +296,74 @@ class Engine:
         ]
         return min((time for time in times if time is not None), default=None)
 
+    # in memory or not
+
+    @property
+    def counters(self) -> Counters:
+        return self._counters if self.scheduler is None else self.scheduler.counters
+
+    @property
+    def is_busy(self) -> bool:
+        """Something runs, or its end is not acknowledged."""
+        return self.scheduler is not None and self.scheduler.num_requests > 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the model takes, or may come to take, of the memory ceiling."""
+        if self._loaded is not None and self._plan is not None:
+            return self.weight_bytes + self.promised_bytes
+        return self.presence.unloading_bytes or (self.served.need_bytes if self.state in ("loading", "restarting") else 0)
+
+    def want(self, now: float) -> None:
+        """Somebody waits for it."""
+        if self.state == "unloaded" or self.presence.leaving:
+            self.presence.want(now)
+
+    def summon(self) -> None:
+        """Its worker is being started, for those who ask."""
+        self.state, self.error = "loading", ""
+        self.presence.on_request = True
+        self.presence.forget_wish()
+
+    def stay(self, now: float) -> None:
+        """Nobody needs its room any more."""
+        self.presence.leaving = False
+        self.presence.forget_wish()
+        if not self.paused:
+            self._release_held(now)
+
+    def unload(self) -> None:
+        """Nothing runs: forgets all that its worker has. The worker is being ended."""
+        assert self.scheduler is not None and not self.is_busy
+        self.presence.unloading_bytes = self.resident_bytes
+        self.presence.leaving = self.presence.dismissed = False
+        self._counters = self.scheduler.counters
+        self.scheduler = self._loaded = self._plan = None
+        self.state, self.worker = "unloaded", "none"
+
+    def park(self, now: float) -> None:
+        """It has no worker any more."""
+        self.scheduler = self._loaded = self._plan = None
+        self.presence.unloading_bytes = 0
+        self.presence.on_request = True
+        self.worker = "none"
+        if self.state == "failed":
+            self.presence.failed_at = now
+        else:
+            self.state = "unloaded"
+
+    def try_again(self) -> None:
+        """A model that could not be loaded may be asked for again."""
+        self.presence.failed_at = None
+        self.state = "unloaded"
+
     # operators
 
     def configure(self, config: Config) -> None:
         """Another configuration counts from now on; keys that cannot change are as before."""
         self.config = config
         if self.scheduler is not None and self._loaded is not None and self._plan is not None:
-            self.scheduler.adjust(self._limits(self._loaded, self._plan))
+            self.scheduler.adjust(limits_of(self.config, self._loaded, self._plan))
 
     def pause(self, paused: bool, now: float) -> None:
         """What comes while the model is paused waits; what came before goes on."""
@@ -374,6 +438,8 @@ class Engine:
             remedy=loaded.remedy if loaded else "",
             error=self.error,
             instance=self.instance,
+            pooling=self.pooling,
+            on_request=self.presence.on_request,
         )
 
 

@@ -11,17 +11,18 @@ from collections.abc import Iterable
 from helexa.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
 from helexa.scheduler.prefix_cache import PrefixCache
 from helexa.scheduler.sequence import Sequence
+from helexa.scheduler.snapshots import Snapshots
 
 
 class KvMemory:
-    def __init__(self, blocks: int, reserve_tokens: int, cached_limit: int, most_cached_prefix: int) -> None:
-        """`cached_limit`: blocks kept for prefixes that nobody runs now; 0: no prefix cache. `most_cached_prefix`: tokens that a
-        sequence may take from it, bound by what one message to a worker carries."""
+    def __init__(self, blocks: int, reserve_tokens: int, cached_limit: int, snapshots: Snapshots | None = None) -> None:
+        """`cached_limit`: blocks kept for prefixes that nobody runs now; 0: no prefix cache. `snapshots`: of a model that has recurrent
+        state; None: it has none."""
         self.cache = PrefixCache()
         self.pool = BlockPool(blocks, cached_limit, self._on_evict)
         self._reserve_tokens = reserve_tokens
         self._caching = cached_limit > 0
-        self._most_cached_blocks = most_cached_prefix // BLOCK_SIZE
+        self._snapshots = snapshots
         self._unallocated = 0  # reserved by sequences and not taken yet
 
     @property
@@ -33,8 +34,9 @@ class KvMemory:
         reservation does not fit: False, and nothing changed."""
         nodes = []
         if self._caching and not sequence.scores_prompt:  # a cached prompt has no logits
-            most = min((sequence.num_tokens - 1) // BLOCK_SIZE, self._most_cached_blocks)
-            nodes = self.cache.match(sequence.request.cache_root, sequence.tokens, most)
+            nodes = self.cache.match(sequence.request.cache_root, sequence.tokens, (sequence.num_tokens - 1) // BLOCK_SIZE)
+        if self._snapshots is not None:
+            nodes = self._snapshots.usable(nodes)
         wanted = blocks_for(self._reserved_tokens(sequence))
         unused = sum(self.pool.holders(node.block) == 0 for node in nodes)
         if wanted - len(nodes) > self.num_unreserved - unused:
@@ -49,6 +51,8 @@ class KvMemory:
         if not sequence.ever_seated:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         self._unallocated += wanted - len(nodes)
+        if self._snapshots is not None and nodes:
+            sequence.snapshot = self._snapshots.pin(nodes[-1].block)
         return True
 
     def fits(self, sequence: Sequence) -> bool:
@@ -83,7 +87,15 @@ class KvMemory:
         return True
 
     def register(self, sequence: Sequence) -> None:
-        """Full blocks that the sequence has computed become prefixes for others."""
+        """Full blocks that the sequence has computed become prefixes for others; where there is recurrent state, once a snapshot
+        stands behind them."""
+        if self._snapshots is None:
+            self._register_blocks(sequence)
+        elif sequence.saving >= 0:
+            self._register_blocks(sequence)
+            self._keep_snapshot(sequence, self._snapshots)
+
+    def _register_blocks(self, sequence: Sequence) -> None:
         full = sequence.num_computed_tokens // BLOCK_SIZE
         if not self._caching or full <= sequence.num_registered_blocks:
             return
@@ -94,9 +106,43 @@ class KvMemory:
         sequence.cache_node = node
         sequence.num_registered_blocks = full
 
+    def _keep_snapshot(self, sequence: Sequence, snapshots: Snapshots) -> None:
+        node, slot = sequence.cache_node, sequence.saving
+        sequence.saving = -1
+        if self._caching and node is not None and node.alive:
+            snapshots.attach(node.block, slot)
+        else:
+            snapshots.give_back(slot)
+
+    def most_tokens(self, sequence: Sequence) -> int:
+        """How many tokens a step may compute of a sequence, for it to end where a snapshot is to be taken."""
+        position = None
+        if self._snapshots is not None and self._caching:
+            position = self._snapshots.next_position(sequence.request.prompt_len, sequence.num_computed_tokens)
+        return sequence.num_new_tokens if position is None else position - sequence.num_computed_tokens
+
+    def plan_snapshot(self, sequence: Sequence, count: int) -> None:
+        """Whether the step that computes `count` tokens of the sequence saves the state behind them: `saving`."""
+        if self._snapshots is None or not self._caching:
+            return
+        position = self._snapshots.next_position(sequence.request.prompt_len, sequence.num_computed_tokens)
+        if position == sequence.num_computed_tokens + count:
+            slot = self._snapshots.take()
+            sequence.saving = -1 if slot is None else slot
+
+    def has_joined(self, sequence: Sequence) -> None:
+        """The worker was told where the sequence starts from."""
+        if self._snapshots is not None and sequence.snapshot >= 0:
+            self._snapshots.unpin(sequence.snapshot)
+            sequence.snapshot = -1
+
     def release(self, sequence: Sequence) -> None:
         """The sequence gives up its blocks and its reservation; registered blocks stay as cached ones."""
         self._unallocated -= sequence.reserved_blocks - len(sequence.blocks)
+        self.has_joined(sequence)
+        if self._snapshots is not None and sequence.saving >= 0:
+            self._snapshots.give_back(sequence.saving)
+            sequence.saving = -1
         self.pool.release(sequence.blocks, self.cache.holds)
         sequence.blocks = []
         sequence.reserved_blocks = 0
@@ -107,6 +153,8 @@ class KvMemory:
         """The worker's memory is gone: no block holds anything any more. Sequences have been released before."""
         cached = self.cache.blocks()
         self.cache.clear()
+        if self._snapshots is not None:
+            self._snapshots.clear()
         for block in cached:
             self.pool.drop_cached(block)
 
@@ -123,8 +171,12 @@ class KvMemory:
         return cached
 
     def _on_evict(self, block: int) -> None:
-        for below in self.cache.evict(block):
+        gone = self.cache.evict(block)
+        for below in gone:
             self.pool.drop_cached(below)
+        if self._snapshots is not None:
+            for each in (block, *gone):
+                self._snapshots.drop(each)
 
     def check(self, holders: Iterable[Sequence]) -> None:
         """Raises AssertionError when a law is broken."""
@@ -141,3 +193,7 @@ class KvMemory:
         assert unallocated == self._unallocated <= self.pool.num_available, "more is reserved than there is"
         for block in self.cache.blocks():
             assert self.pool.holders(block) or block in self.pool._cached, "a registered block is free"
+        if self._snapshots is not None:
+            writing = [sequence.saving for sequence in holders if sequence.saving >= 0]
+            starting = [sequence.snapshot for sequence in holders if sequence.snapshot >= 0]
+            self._snapshots.check(writing, starting, self.cache.blocks())

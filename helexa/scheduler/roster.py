@@ -45,8 +45,11 @@ class Roster:
         return [engine.info() for engine in self.current().values()]
 
     def promised_bytes(self, besides: Engine) -> int:
-        """KV memory that the other models may come to take."""
-        return sum(engine.promised_bytes for engine in self if engine is not besides)
+        """Memory that the other models may come to take, and where the ceiling is a number of the configuration, their weights: a
+        ceiling made of what is free takes no account of what is used."""
+        weights = besides.config.memory.limit_mib != "auto"
+        others = [engine for engine in self if engine is not besides]
+        return sum(engine.promised_bytes + (engine.weight_bytes if weights else 0) for engine in others)
 
     def for_request(self, message: Generate) -> Engine:
         """Raises RequestError. What was prepared for an instance goes to no other: its ids may mean something else there."""

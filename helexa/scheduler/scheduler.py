@@ -18,8 +18,9 @@ from helexa.scheduler.prices import Shape, StepPrices
 from helexa.scheduler.request_table import GivenUp, Reminders, RequestTable
 from helexa.scheduler.seating import Seating
 from helexa.scheduler.sequence import Request, Sequence, State
+from helexa.scheduler.snapshots import Snapshots
 from helexa.scheduler.step_builder import StepBuilder
-from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generate, Plan, PromptLogprobs, Result, RowError
+from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generate, Plan, Pooled, PromptLogprobs, Result, RowError
 
 MAX_PASSED_OVER = 8
 FINISH_LINGER_S = 60.0  # how long an end that nobody acknowledges is kept
@@ -32,7 +33,8 @@ class Scheduler:
         self.eos_ids = eos_ids
         self.incarnation = incarnation
         self.counters = Counters()
-        self.memory = KvMemory(limits.blocks, limits.reserve_tokens, limits.cached_blocks)
+        snapshots = Snapshots(limits.snapshots, limits.snapshot_every) if limits.recurrent else None
+        self.memory = KvMemory(limits.blocks, limits.reserve_tokens, limits.cached_blocks, snapshots)
         self.waiting = FairQueue()
         self.seating = Seating(limits.seats, self.memory, self.waiting, self.counters)
         self.outbox = Outbox()
@@ -179,7 +181,7 @@ class Scheduler:
             self.seating.seat_first()
         for sequence in self.running:
             if suspects.runs_alone(sequence) and not (sequence.decodes and sequence.out_of_credit):
-                count = min(sequence.num_new_tokens, self.limits.step_tokens, self._most_rows(builder, sequence))
+                count = min(self.memory.most_tokens(sequence), self.limits.step_tokens, self._most_rows(builder, sequence))
                 return self._schedule(builder, sequence, count)
         return False
 
@@ -198,7 +200,7 @@ class Scheduler:
         """Parts of prompts, the longest passed over first; returns what is left of the budget."""
         prefilling = [sequence for sequence in self.running if not sequence.decodes]
         for sequence in sorted(prefilling, key=lambda sequence: sequence.passed_over < MAX_PASSED_OVER):
-            count = min(sequence.num_new_tokens, budget, self._most_rows(builder, sequence))
+            count = min(self.memory.most_tokens(sequence), budget, self._most_rows(builder, sequence))
             if count > 0 and self._schedule(builder, sequence, count):
                 sequence.passed_over = 0
                 budget -= count
@@ -214,7 +216,7 @@ class Scheduler:
             sequence = self.seating.seat_first()
             if sequence is None:
                 return
-            count = min(sequence.num_new_tokens, budget, self._most_rows(builder, sequence))
+            count = min(self.memory.most_tokens(sequence), budget, self._most_rows(builder, sequence))
             if self._schedule(builder, sequence, count):
                 budget -= count
 
@@ -229,12 +231,15 @@ class Scheduler:
         counters = self.counters
         for sequence, count in builder.parts:
             sequence.in_flight = True
+            self.memory.plan_snapshot(sequence, count)
             counters.prompt_tokens += min(count, max(0, sequence.request.prompt_len - sequence.num_computed_tokens))
             self.waiting.charge(sequence.request.key, count)
         self._in_flight_shape = builder.shape()
         repeat = self._repeat(builder, decode_rows)
         plan = builder.plan(self.incarnation, self._step, repeat, self.seating.leaves)
         self.seating.leaves = []
+        for sequence, _ in builder.parts:
+            self.memory.has_joined(sequence)
         self._in_flight, self._in_flight_plan = builder.parts, plan
         counters.note_plan(plan)
         return plan
@@ -262,9 +267,7 @@ class Scheduler:
 
     def apply_row_error(self, error: RowError, now: float) -> None:
         """One row failed: that sequence ends, the others go on."""
-        if self._in_flight is None or error.incarnation != self.incarnation or error.step != self._in_flight_plan.step:
-            return
-        sequence = next((item for item, _ in self._in_flight if item.seat == error.seat), None)
+        sequence = self._computing(error)
         if sequence is not None and sequence.state is not State.FINISHED:
             self.counters.row_errors += error.kind == "row"
             self.counters.request_errors += error.kind == "request"
@@ -272,11 +275,21 @@ class Scheduler:
 
     def apply_prompt_logprobs(self, message: PromptLogprobs) -> None:
         """Log probabilities of a prompt come with its step, before the step's result; after a preemption they come again."""
-        if self._in_flight is None or message.incarnation != self.incarnation or message.step != self._in_flight_plan.step:
-            return
-        sequence = next((item for item, _ in self._in_flight if item.seat == message.seat), None)
+        sequence = self._computing(message)
         if sequence is not None:
             sequence.prompt_logprobs[message.start :] = message.logprobs
+
+    def apply_pooled(self, message: Pooled) -> None:
+        """An embedding comes with its prompt's last step, before the step's result."""
+        sequence = self._computing(message)
+        if sequence is not None:
+            sequence.pooled = message.values
+
+    def _computing(self, message: RowError | PromptLogprobs | Pooled) -> Sequence | None:
+        """The sequence in the seat that a message about the step in flight names; None for another incarnation's or step's."""
+        if self._in_flight is None or message.incarnation != self.incarnation or message.step != self._in_flight_plan.step:
+            return None
+        return next((item for item, _ in self._in_flight if item.seat == message.seat), None)
 
     def apply_result(self, result: Result, now: float) -> None:
         """Takes a step's tokens; a result of another incarnation or step is dropped."""

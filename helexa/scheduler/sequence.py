@@ -63,6 +63,8 @@ class Sequence:
     num_registered_blocks: int = 0  # full blocks that the prefix cache knows, or knows an equal of
     num_told_blocks: int = 0  # blocks that the worker has in the seat's table
     cache_node: Node | None = None  # of the last of them
+    snapshot: int = -1  # of the recurrent state that it starts from, until the worker was told
+    saving: int = -1  # the snapshot that the step in flight writes behind its part
     seat: int = -1
     queued: bool = False  # in the queue for a seat
     joined: bool = False  # the worker knows the seat's sequence
@@ -80,6 +82,7 @@ class Sequence:
     suspect_until: int = 0  # computed tokens that make the sequence innocent
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # one an output token, where asked for
     hashes: list[int] = field(default_factory=list)
+    pooled: bytes = b""  # the prompt's embedding, where the model makes them
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each prompt token but the first, where asked for
 
     @property

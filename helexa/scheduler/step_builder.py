@@ -66,6 +66,9 @@ class StepBuilder:
                 plan.carried.append(count)
                 plan.ids.extend(sequence.tokens[start : start + count])
             plan.samples.append(start + count == len(sequence.tokens))
+            if sequence.saving >= 0:
+                plan.save_seats.append(seat)
+                plan.snapshots.append(sequence.saving)
         return plan
 
 
@@ -80,4 +83,4 @@ def _join(sequence: Sequence) -> SeatJoin:
     history = array("i", sequence.tokens[: sequence.num_computed_tokens])
     if sys.byteorder == "big":
         history.byteswap()
-    return SeatJoin(sequence.seat, sequence.seed, request.prompt_len, request.params, history.tobytes())
+    return SeatJoin(sequence.seat, sequence.seed, request.prompt_len, request.params, history.tobytes(), sequence.snapshot)

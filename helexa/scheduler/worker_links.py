@@ -65,7 +65,7 @@ class WorkerLinks:
     def accept(self) -> int:
         """The descriptor of a new connection."""
         connection, _ = self._listener.accept()
-        link = Link(connection, codec.decode_from_worker)
+        link = Link(connection, codec.decode_from_worker, codec.MAX_TO_WORKER_BYTES)
         self._connections[link.fileno()] = _Connection(link)
         return link.fileno()
 

@@ -16,7 +16,7 @@ from helexa.web.auth import Auth
 from helexa.web.connection import SCOPE_KEY, Connection, ConnectionLimit
 from helexa.web.engine_client import EngineClient
 from helexa.web.middleware import ConnectionCap, RequestIds
-from helexa.web.model_text import Loader, ModelTexts, load_gguf
+from helexa.web.model_text import Loader, ModelTexts, read_model_text
 from helexa.web.origins import Cors, HostCheck
 from helexa.web.resources.chat import ChatCompletions
 from helexa.web.resources.completions import Completions
@@ -26,14 +26,16 @@ from helexa.web.resources.health import Health, Ready
 from helexa.web.resources.messages import CountTokens, Messages
 from helexa.web.resources.metrics import Metrics
 from helexa.web.resources.models import ModelList, ModelOne
-from helexa.web.resources.responses import Responses
+from helexa.web.resources.responses import Compact, Responses
 from helexa.web.resources.tokens import Detokenize, Tokenize, TokenizerInfo
 from helexa.web.services import Services
 
 
-def create_app(config: Config, run_dir: Path, load_text: Loader = load_gguf) -> WebApp:
+def create_app(config: Config, run_dir: Path, load_text: Loader = read_model_text) -> WebApp:
     """The application of one web worker. Opens nothing: sockets are opened by its lifespan start-up."""
-    services = Services(config, run_dir, EngineClient(run_dir, config.default_model == "only"), ModelTexts(load_text))
+    admission = config.admission
+    engine = EngineClient(run_dir, config.default_model == "only", admission.queue_wait_s, admission.queue_depth)
+    services = Services(config, run_dir, engine, ModelTexts(load_text))
     server = config.server
     doors = [RequestIds(), Cors(server), HostCheck(server), ConnectionCap(), Auth(config.keys)]
     app = WebApp(server.max_connections, middleware=[*doors, services])
@@ -42,6 +44,7 @@ def create_app(config: Config, run_dir: Path, load_text: Loader = load_gguf) -> 
         app.add_route(f"{prefix}/chat/completions", ChatCompletions(services))
         app.add_route(f"{prefix}/completions", Completions(services))
         app.add_route(f"{prefix}/responses", Responses(services))
+        app.add_route(f"{prefix}/responses/compact", Compact(services))
         app.add_route(f"{prefix}/messages", Messages(services))
         app.add_route(f"{prefix}/messages/count_tokens", CountTokens(services))
         app.add_route(f"{prefix}/embeddings", Embeddings(services))

@@ -39,9 +39,9 @@ class ChatStart:
 
 def start_chat(prompt: ChatPrompt, options: Options, include_thinking: bool, text: ModelText, context: int) -> ChatStart:
     """Slow: renders and tokenises. Raises RequestError."""
-    chat = text.chat_format()
-    kwargs, budget = _reasoning(prompt, options, chat)
     tools = prompt.tools.tools if prompt.tools is not None else []
+    chat = text.chat_format(tools=bool(tools))
+    kwargs, budget = _reasoning(prompt, options, chat)
     rendered = chat.render(prompt.messages, tools, kwargs)
     markers, format = chat.markers, chat.tool_format if tools else None
     place: Place = "over" if markers is None else place_in(rendered, markers)

@@ -20,7 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 from helexa.errors import RequestError
 from helexa.web.streams import LiveRequest, Reaction, Streams, Update
 from ipc import codec, endpoints
-from ipc.messages import PROTOCOL_VERSION, ClientMessage, Generate, Hello, ModelInfo
+from ipc.messages import PROTOCOL_VERSION, ClientMessage, Generate, Hello, ModelInfo, Want
 
 log = logging.getLogger("helexa.web.engine")
 
@@ -71,10 +71,13 @@ class Stream:
 
 
 class EngineClient:
-    """`any_name`: where one model is served, every name is its own."""
+    """`any_name`: where one model is served, every name is its own. `load_wait_s`, `load_depth`: how long requests wait for a model
+    that is loaded because they ask, and how many may."""
 
-    def __init__(self, run_dir: Path, any_name: bool = False) -> None:
+    def __init__(self, run_dir: Path, any_name: bool = False, load_wait_s: float = 30.0, load_depth: int = 256) -> None:
         self.streams = Streams()
+        self._load_wait_s, self._load_depth = load_wait_s, load_depth
+        self._num_waiting = 0
         self._any_name = any_name
         self._endpoint = endpoints.requests(run_dir)
         self._news: dict[str, asyncio.Event] = {}
@@ -139,6 +142,7 @@ class EngineClient:
         name = self._served_name(given, await self.registry())
         if self.streams.draining:
             raise RequestError("shutting_down", "the server is shutting down; ask another instance, or again when it is back")
+        await self._summoned(name)
         await self._loaded(name)
         info = await self._restarted(name)
         if info is None:
@@ -159,6 +163,29 @@ class EngineClient:
         if given is None:
             raise RequestError("invalid_value", f"`model` is required: one of {', '.join(models) or 'none'}", "model")
         return given
+
+    async def _summoned(self, name: str) -> None:
+        """Has a model loaded that is there on request only, and waits for it."""
+        if not self._is_awaited(name):
+            return
+        if self._num_waiting >= max(1, self._load_depth):
+            raise RequestError("queue_full", f"{self._num_waiting} requests wait for models to be loaded; try again later")
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._load_wait_s):
+                while self._is_awaited(name):
+                    if self.models[name].state == "unloaded":
+                        self._post([Want(name)])
+                    await self.models_changed()
+        except TimeoutError:
+            message = f"model `{name}` could not be loaded within {self._load_wait_s:g} s, as others run; ask again shortly"
+            raise RequestError("model_loading", message, "model") from None
+        finally:
+            self._num_waiting -= 1
+
+    def _is_awaited(self, name: str) -> bool:
+        info = self.models.get(name)
+        return info is not None and info.on_request and info.state in ("unloaded", "loading")
 
     async def _loaded(self, name: str) -> None:
         """Waits a moment for a model that loads: the service may have said that it is ready before this process heard of it."""

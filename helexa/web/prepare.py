@@ -6,10 +6,11 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from helexa.config import Sampling
 from helexa.errors import RequestError
+from helexa.text.generation_defaults import GenerationDefaults
 from helexa.text.grammar import Context, compose
 from helexa.text.output_parser import ParseRules
 from helexa.web.chat_prompt import ChatStart, Thinking, start_chat
@@ -17,8 +18,9 @@ from helexa.web.model_text import ModelText
 from helexa.web.request import ChatPrompt, GenerationRequest, Options, Prompt, TextPrompt, WireRequest
 from ipc.messages import ModelInfo, SamplingParams
 
-DEFAULT_MAX_TOKENS = 8192
 SEED_MASK = 2**63 - 1
+
+T = TypeVar("T")
 
 
 def prepare(wire: WireRequest, info: ModelInfo, text: ModelText, sampling: Sampling) -> list[GenerationRequest]:
@@ -43,7 +45,7 @@ def _one(
         model=info.name,
         prompt_ids=start.ids,
         prompt_text=echo,
-        params=_params(options, sampling, _room(options, len(start.ids), info.context, param), start),
+        params=_params(options, text.defaults, sampling, _room(options, len(start.ids), info.context, param), start),
         seed=seed,
         seeds=[choice_seed(seed, choice) for choice in range(options.n)],
         stop=options.stop,
@@ -66,7 +68,7 @@ def encode_prompt(prompt: Prompt, info: ModelInfo, text: ModelText, echo: bool =
 
 
 def decode(ids: Sequence[int], text: ModelText) -> str:
-    return b"".join(text.tokenizer.token_bytes(id) for id in ids).decode("utf-8", "replace")
+    return text.tokenizer.decode(ids)
 
 
 def _room(options: Options, prompt: int, context: int, param: str) -> int:
@@ -79,7 +81,7 @@ def _room(options: Options, prompt: int, context: int, param: str) -> int:
             f"the prompt has {prompt} tokens; the model's context of {context} leaves no room for a reply: shorten the prompt"
         )
         raise RequestError("context_length_exceeded", message, param)
-    wanted = min(left, DEFAULT_MAX_TOKENS) if options.max_tokens is None else options.max_tokens
+    wanted = min(left, options.default_max_tokens) if options.max_tokens is None else options.max_tokens
     if wanted > left:
         message = (
             f"the prompt has {prompt} tokens and max_tokens is {wanted}, {prompt + wanted} in all; "
@@ -91,15 +93,17 @@ def _room(options: Options, prompt: int, context: int, param: str) -> int:
     return wanted
 
 
-def _params(options: Options, sampling: Sampling, max_tokens: int, start: ChatStart) -> SamplingParams:
+def _params(
+    options: Options, defaults: GenerationDefaults, sampling: Sampling, max_tokens: int, start: ChatStart
+) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=options.min_tokens,
-        temperature=sampling.temperature if options.temperature is None else options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
+        temperature=first_given(options.temperature, defaults.temperature, sampling.temperature),
+        top_k=first_given(options.top_k, defaults.top_k, 0),
+        top_p=first_given(options.top_p, defaults.top_p, 1.0),
+        min_p=first_given(options.min_p, defaults.min_p, 0.0),
+        repetition_penalty=first_given(options.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         logit_bias=options.logit_bias,
@@ -113,6 +117,13 @@ def _params(options: Options, sampling: Sampling, max_tokens: int, start: ChatSt
         thinking_close=list(start.thinking.close),
         thinking_inside=start.thinking.inside,
     )
+
+
+def first_given(asked: T | None, recommended: T | None, otherwise: T) -> T:
+    """What the request says, else the model's makers, else the server."""
+    if asked is not None:
+        return asked
+    return otherwise if recommended is None else recommended
 
 
 def request_seed(given: int | None, prompt_ids: Sequence[int], unseeded: Literal["random", "prompt"], drawn: int) -> int:

@@ -10,6 +10,7 @@ from helexa.text.output_parser import ParseRules
 from helexa.text.tool_formats import Tool
 from ipc.messages import Priority, SamplingParams
 
+DEFAULT_MAX_TOKENS = 8192
 # Tokens of reasoning for an effort, where a model's template has no word for efforts itself; other efforts have no bound.
 EFFORTS = {"minimal": 256, "low": 1024, "medium": 4096}
 
@@ -53,15 +54,15 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True)
 class Options:
-    """What a request says about sampling and ending, as given; None is left to the server (prepare.py)."""
+    """What a request says about sampling and ending, as given; None is left to the model and the server (prepare.py)."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Options:
     cache_salt: str = ""
     format: OutputFormat | None = None
     thinking_budget: int | None = None
+    default_max_tokens: int = DEFAULT_MAX_TOKENS  # without `max_tokens`, the longest output that is tried for
 
 
 @dataclass(frozen=True)

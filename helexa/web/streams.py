@@ -45,6 +45,7 @@ class Update:
     logprobs: dict[int, TokenLogprobs]
     finish: Finish | None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: bytes = b""  # the prompt's embedding, from a model that makes them
 
 
 @dataclass
@@ -52,6 +53,7 @@ class Choice:
     held: HeldOutput
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    pooled: bytes = b""
     finish: Finish | None = None
     read: int = 0  # ids the consumer has
     finish_read: bool = False
@@ -84,7 +86,7 @@ class LiveRequest:
                 continue
             logprobs = {at: choice.logprobs.pop(at) for at in range(choice.read, len(choice.held.ids)) if at in choice.logprobs}
             scores, choice.prompt_logprobs = choice.prompt_logprobs, []
-            updates.append(Update(index, choice.read, ids, logprobs, finish, scores))
+            updates.append(Update(index, choice.read, ids, logprobs, finish, scores, choice.pooled))
             choice.read, choice.finish_read = len(choice.held.ids), choice.finish is not None
         return updates
 
@@ -139,6 +141,7 @@ class LiveRequest:
             choice.logprobs.update({first + i: logprobs[i] for i in range(dropped, min(len(ids), len(logprobs)))})
         if dropped == 0 and message.starts[entry] == 0:
             choice.prompt_logprobs = message.prompt_logprobs.get(entry, [])
+            choice.pooled = message.pooled.get(entry, b"")
         finish = message.finishes.get(entry)
         if finish is None:
             return []

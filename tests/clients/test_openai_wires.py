@@ -62,6 +62,25 @@ def test_a_cut_response_is_incomplete(client):
     assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
 
 
+def test_a_compacted_conversation_goes_on(client):
+    """`responses.compact` keeps the user's words and one item; a reply to them with a question after it repeats, and chains are refused."""
+    talk = [
+        {"role": "user", "content": "We launch on Tuesday."},
+        {"role": "assistant", "content": "Understood."},
+        {"role": "user", "content": "Tell support."},
+    ]
+    compacted, again = (client.responses.compact(model="tiny", input=talk, instructions="Be short.") for _ in range(2))
+    assert compacted.object == "response.compaction" and compacted.usage.output_tokens > 0
+    first, second, item = compacted.output
+    assert [part.content[0].text for part in (first, second)] == ["We launch on Tuesday.", "Tell support."]
+    assert item.type == "compaction" and item.encrypted_content == again.output[2].encrypted_content
+    following = [*(part.model_dump(exclude_none=True) for part in compacted.output), {"role": "user", "content": "When?"}]
+    replies = [client.responses.create(model="tiny", temperature=0, input=following, max_output_tokens=8) for _ in range(2)]
+    assert replies[0].output_text == replies[1].output_text and replies[0].usage.input_tokens > 100
+    with pytest.raises(openai.BadRequestError, match="stored"):
+        client.responses.compact(model="tiny", input="hi", previous_response_id="resp_1")
+
+
 def test_forced_calls(client):
     """A model of random weights calls the named tool, on both endpoints, streamed and not; its results are taken back."""
     named = {"type": "function", "function": {"name": "get_weather"}}

@@ -9,20 +9,36 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helexa.formats.ggml_types import dequantise, row_bytes
+from helexa.formats.ggml_types import BY_NAME, dequantise
 from workers.inputs import StepInputs
 from workers.ops.native import library
 from workers.ops.native.build import BuildError, build
 from workers.ops.native.ops import NativeOps
 from workers.ops.protocol import Ops, RawTensor, Value
+from workers.ops.reference import ReferenceOps
 
 Float32 = NDArray[np.float32]
 SEATS = 64
+# Where a block of a quantised type has its half-precision scale, and its minimum if it has one.
+HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "isa" in metafunc.fixturenames:
         metafunc.parametrize("isa", _instruction_sets())
+    if "implementation" in metafunc.fixturenames:
+        metafunc.parametrize("implementation", ["reference", *_instruction_sets()])
 
 
 def _instruction_sets() -> list[Any]:
@@ -35,15 +51,20 @@ def _instruction_sets() -> list[Any]:
 
 
 class Bench:
-    """Runs single ops of NativeOps: rows come in as the embedding of a float32 table, so any value can be fed."""
+    """Runs single ops of NativeOps, or of the reference by that name: rows come in as the embedding of a float32 table, so any
+    value can be fed."""
+
+    halves = HALVES
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int, bool], NativeOps] = {}
+        self._held: dict[tuple[str, int, bool], Any] = {}
 
-    def ops(self, isa: str, threads: int = 2, direct: bool = False) -> NativeOps:
+    def ops(self, isa: str, threads: int = 2, direct: bool = False) -> Any:
         key = (isa, threads, direct)
         if key not in self._held:
-            self._held[key] = NativeOps(threads, SEATS, SEATS, isa=isa, direct=direct)
+            self._held[key] = (
+                ReferenceOps(threads) if isa == "reference" else NativeOps(threads, SEATS, SEATS, isa=isa, direct=direct)
+            )
         return self._held[key]
 
     @staticmethod
@@ -64,14 +85,19 @@ class Bench:
             words = random.standard_normal((rows, columns), dtype=np.float32).view(np.uint32) >> 16
             data = words.astype(np.uint16).view(np.uint8)
         else:
-            block = row_bytes(kind, 32)
-            blocks = random.integers(0, 256, (rows * columns // 32, block), dtype=np.uint8)
-            halves = 2 if kind == "Q4_1" else 1
-            scales = random.standard_normal((len(blocks), halves)).astype(np.float16) * np.float16(0.05)
-            blocks[:, : 2 * halves] = scales.view(np.uint8)
-            data = blocks
+            data = self.random_blocks(kind, rows * columns // BY_NAME[kind].block, random)
         raw = self.raw(kind, kind, (rows, columns), data)
         return raw, dequantise(kind, raw.data, columns)
+
+    @staticmethod
+    def random_blocks(kind: str, count: int, random: np.random.Generator, *halves: float) -> NDArray[np.uint8]:
+        """`count` blocks of random integers; their scales and minimums are `halves`, else random and tame."""
+        blocks = random.integers(0, 256, (count, BY_NAME[kind].block_bytes), dtype=np.uint8)
+        tame = 0.05 if BY_NAME[kind].block == 32 else 0.002
+        for index, place in enumerate(HALVES[kind]):
+            values = np.full(count, halves[index]) if halves else random.standard_normal(count) * tame
+            blocks[:, place : place + 2] = values.astype(np.float16)[:, None].view(np.uint8)
+        return blocks
 
     @staticmethod
     def inputs(

@@ -20,13 +20,13 @@ def model(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("bench") / "tiny.gguf", context=512)
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str, list[dict]]:
+def run(folder: Path, *arguments: str, **variables: str) -> tuple[int, str, list[dict]]:
     """Exit code, output, and the JSON lines."""
     file = folder / "results.jsonl"
     done = subprocess.run(
         helexa("bench", *arguments, "--json", str(file)),
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder, **variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -109,3 +109,21 @@ def test_wrong_usage_is_exit_code_2(tmp_path, arguments, word):
 def test_nobody_at_the_address(tmp_path):
     code, output, _ = run(tmp_path, "--url", "http://127.0.0.1:1")
     assert code == 1 and "does not answer" in output
+
+
+def test_servers_with_keys(tmp_path, model):
+    """Each server gets the key of its own variable; without one the refusal names the options, and a name without a value is an error."""
+    (tmp_path / "helexa.toml").write_text('[keys]\nfile = "keys.json"\n')
+    made = subprocess.run(helexa("keys", "add", "bench"), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True)
+    key = next(word for word in made.stdout.split() if word.startswith("hx-"))
+    small = ("--concurrency", "1", "--requests", "2", "--input-tokens", "20", "--output-tokens", "4", "--pairs", "1")
+    with serving(tmp_path, str(model), "--config", str(tmp_path / "helexa.toml")) as service:
+        both = ("--url", service.url, "--vs", service.url)
+        code, output, _ = run(tmp_path, *both, *small, HELEXA_API_KEY=key)
+        assert code == 1 and "--vs-api-key-env" in output, output
+        named = ("--api-key-env", "FIRST", "--vs-api-key-env", "SECOND")
+        code, output, records = run(tmp_path, *both, *small, *named, FIRST=key, SECOND=key)
+        assert code == 0 and len(records) == 2, output
+        code, output, _ = run(tmp_path, *both, *small, *named, FIRST=key)
+        assert code != 0 and "$SECOND is not set" in output, output
+        assert key not in output

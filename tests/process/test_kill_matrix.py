@@ -202,8 +202,16 @@ def check_who_lives(disturbance: Disturbance) -> None:
         return  # workers, web workers and the model's name changed hands
     for role, pid in disturbance.before.items():
         assert (service.pid(role) != pid) == (replaced and role == case.role), role
-    model = service.status()["models"][0]
+    model = settled(service)
     assert (model["running"], model["waiting"], model["blocks_used"]) == (0, 0, 0)
+
+
+def settled(service: Service) -> dict:
+    """The model's status, once it answers again: streams may end before the next scheduler or worker is there."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (models := service.status()["models"]) or models[0]["state"] != "ready":
+        assert time.monotonic() < deadline, "the model does not come back"
+    return models[0]
 
 
 def test_the_sample_has_something_of_everything():

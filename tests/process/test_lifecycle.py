@@ -164,6 +164,10 @@ def test_a_failed_start_says_why_in_one_line(tmp_path, tiny_model_path):
     (tmp_path / "damaged.gguf").write_bytes(tiny_model_path.read_bytes()[:5000])
     code, report = start_and_fail(tmp_path, str(tmp_path / "damaged.gguf"))
     assert code == 1 and "damaged.gguf" in report.splitlines()[-1] and "Traceback" not in report
+    (tmp_path / "odd.gguf").write_bytes(tiny_model_path.read_bytes().replace(b"smollm", b"smollx"))
+    code, report = start_and_fail(tmp_path, str(tmp_path / "odd.gguf"))
+    assert code == 1 and "tokenizer.ggml.pre is 'smollx', which is not served; served are" in report.splitlines()[-1]
+    assert "worker" not in report, "found out before there is one"
 
 
 def test_a_port_in_use_is_said_before_anything_starts(tmp_path, tiny_model_path):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import socket
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
+from operating_service import configured, ctl, get, raw
 from prometheus_client.parser import text_string_to_metric_families
-from service import DEADLINE_S, Service, environment, helexa, serving
+from service import DEADLINE_S, Service, serving
 from tiny_model import write_tiny_model
 from transcripts import Transcript, bodies, run_http, stream
 
@@ -37,39 +35,6 @@ def undisturbed(tmp_path_factory, model) -> list[Transcript]:
         transcripts = run_http(service, BODIES)
     assert all(transcript.whole for transcript in transcripts)
     return transcripts
-
-
-def configured(folder: Path, model: Path, text: str = "") -> list[str]:
-    """Writes helexa.toml; the model is named there, so that it can change. Returns the command line's arguments."""
-    (folder / "helexa.toml").write_text(f'[model]\nsource = "{model}"\nname = "tiny"\n[cpu]\nops = "reference"\n{text}')
-    return []
-
-
-def ctl(folder: Path, service: Service, *arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        helexa("ctl", *arguments, "--port", str(service.port)),
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-def raw(service: Service, line: bytes) -> dict:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(DEADLINE_S)
-        connection.connect(str(service.run_dir / "control.sock"))
-        connection.sendall(line + b"\n")
-        return json.loads(connection.makefile().readline())
-
-
-def get(service: Service, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=DEADLINE_S)
-    connection.request("GET", path, headers=headers)
-    response = connection.getresponse()
-    return response.status, response.read().decode(), dict(response.getheaders())
 
 
 def test_a_reload_under_streams_changes_none(tmp_path, model, undisturbed):
@@ -355,3 +320,22 @@ def test_metrics_are_prometheus_text(shared_service):
             assert family.type != "counter" or sample.name.endswith(("_total", "_created")), sample
     drawn = [sample.value for sample in families["helexa_output_tokens"].samples if sample.labels["model"] == "tiny"]
     assert drawn[0] >= BODIES[0]["max_tokens"]
+
+
+@pytest.mark.long
+def test_a_worker_that_will_not_end_is_killed_and_not_replaced(tmp_path, model):
+    """Unloaded while its worker hangs in a step whose client has left: killed after 20 s, and that is the end of it."""
+    other = write_tiny_model(tmp_path / "other.gguf", context=1024, seed=99)
+    arguments = configured(tmp_path, model, "[debug]\nfaults = true\n")
+    with serving(tmp_path, *arguments, HELEXA_FAULT="hang:step=5,lives=2") as service:
+        first = service.pid("worker")
+        assert ctl(tmp_path, service, "load", str(other), "--name", "second")[0] == 0
+        with Client(service.run_dir) as client:
+            client.submit([5, 6, 7], model="second", max_tokens=100, ignore_eos=True)
+            client.poll(DEADLINE_S)
+        answer = raw(service, b'{"v": 1, "cmd": "unload", "model": "second"}')
+        assert answer["ok"], answer
+        service.wait_for("did not end within 20 s; killed")
+        workers = [process.pid for process in service.tree() if "workers.process" in process.cmdline()]
+        assert workers == [first]
+        assert [entry["name"] for entry in service.status()["models"]] == ["tiny"]

@@ -70,4 +70,6 @@ def test_a_pickle_is_just_bytes():
 def test_a_message_too_large_is_refused_before_it_is_read():
     """By its length alone."""
     with pytest.raises(BadMessage, match="at most"):
-        codec.decode_to_worker(b"\x90" * (codec.MAX_WORKER_BYTES + 1))
+        codec.decode_from_worker(b"\x90" * (codec.MAX_WORKER_BYTES + 1))
+    with pytest.raises(BadMessage, match="at most"):
+        codec.decode_to_worker(b"\x90" * (codec.MAX_TO_WORKER_BYTES + 1))

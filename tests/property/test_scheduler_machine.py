@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from engine_driver import CLIENT, FakeWorker, Peer, expected_output, generate, make_scheduler, run_until_idle, step
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,12 +13,14 @@ from helexa.errors import RequestError
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    limits: ClassVar[dict[str, Any]] = {}
+
     def __init__(self):
         super().__init__()
         self.scheduler = make_scheduler(
-            blocks=24, seats=5, queue_depth=8, step_tokens=32, context=200, repeat_steps=4, cached_blocks=12
+            blocks=24, seats=5, queue_depth=8, step_tokens=32, context=200, repeat_steps=4, cached_blocks=12, **self.limits
         )
-        self.worker = FakeWorker()
+        self.worker = self.new_worker()
         self.peer = Peer(self.scheduler)
         self.asked = {}
         self.cancelled = set()
@@ -87,7 +91,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.plan_step(0.0)
         self.incarnation += 1
         self.scheduler.worker_lost(self.incarnation, 0.0)
-        self.worker = FakeWorker()
+        self.worker = self.new_worker()
+
+    def new_worker(self):
+        return FakeWorker(recurrent=self.scheduler.limits.recurrent)
 
     @invariant()
     def laws_hold(self):
@@ -109,5 +116,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.peer.finishes[req_id, choice].output_tokens == len(self.peer.held[req_id, choice])
 
 
+class RecurrentMachine(SchedulerMachine):
+    """A model with recurrent state: the worker holds that each state, and each snapshot, is of the very ids it is used for."""
+
+    limits: ClassVar[dict[str, Any]] = {"recurrent": True, "snapshots": 4, "snapshot_every": 16}
+
+
+TestRecurrentMachine = RecurrentMachine.TestCase
+TestRecurrentMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

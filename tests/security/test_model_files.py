@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import struct
@@ -13,8 +14,10 @@ from service import free_port, helexa, launch
 from transcripts import bodies, stream
 
 from helexa.errors import ModelFileError, RequestError
+from helexa.formats.checkpoint import open_checkpoint
 from helexa.formats.gguf import GGUFFile
 from helexa.text.chat_template import ChatTemplate
+from tools.fuzz_model_files import TARGETS, fuzz, write_index, write_safetensors
 
 EVIL = "import pathlib; pathlib.Path(__file__).with_suffix('.ran').touch()\n"
 
@@ -193,3 +196,38 @@ def test_a_file_changed_anywhere_is_refused_or_read(tmp_path, tiny_model_path):
             read_all(path)
         except ModelFileError:
             pass
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_files_changed_at_random_are_refused_or_read(target):
+    """Four hundred changed files of each kind: a ModelFileError in one line, or a model that reads whole, in little memory."""
+    tried, accepted = fuzz(target, 7, 1e9, 400)
+    assert tried == 400 and 0 < accepted <= 400
+
+
+@pytest.mark.parametrize("write", [write_safetensors, write_index])
+def test_a_checkpoint_cut_anywhere_is_refused(tmp_path, write):
+    """Each of its files, from empty to a byte less than whole."""
+    folder = write(tmp_path)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        for cut in [*range(0, 40), *random.Random(0).sample(range(40, len(whole)), min(40, len(whole) - 40))]:
+            path.write_bytes(whole[:cut])
+            with pytest.raises(ModelFileError):
+                open_checkpoint(folder)
+        path.write_bytes(whole)
+    open_checkpoint(folder)
+
+
+def test_links_and_devices_are_not_waited_on(tmp_path):
+    """A pipe, a folder or a device in a file's place is refused at once."""
+    folder = write_safetensors(tmp_path)
+    for name in ("model.safetensors", "config.json"):
+        whole = (folder / name).read_bytes()
+        for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
+            (folder / name).unlink()
+            make(folder / name)
+            with pytest.raises(ModelFileError):
+                open_checkpoint(folder)
+            (folder / name).rmdir() if (folder / name).is_dir() else (folder / name).unlink()
+            (folder / name).write_bytes(whole)

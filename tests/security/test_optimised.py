@@ -54,6 +54,7 @@ def test_no_assertion_has_an_effect():
         "any",
         "sum",
         "sorted",
+        "list",
         "range",
         "max",
         "min",

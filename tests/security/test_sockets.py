@@ -135,6 +135,20 @@ def test_one_client_can_neither_see_nor_touch_anothers_requests(attacked):
         assert stream.req_id not in {generation.req_id for generation in thief.poll(0.01)}
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "name", ["nothing", "../tiny", "file:/etc/passwd", "huggingface:a/b", "/etc/passwd", "", "x" * 4096, "\0"]
+)
+def test_a_client_has_nothing_loaded_that_is_not_listed(attacked, name):
+    """Who wants a model names one of the registry, or nothing happens: no file is looked at, no process is started."""
+    children = {process.pid for process in attacked.service.tree()}
+    with Client(attacked.service.run_dir) as client:
+        client._send({"type": "want", "model": name})
+        assert len(list(client.generate([5, 6, 7], max_tokens=2))) == 2
+    assert [model["name"] for model in attacked.service.status()["models"]] == ["tiny"]
+    assert {process.pid for process in attacked.service.tree()} == children
+
+
 def test_no_message_of_a_client_names_memory_or_a_file():
     """A handle, a descriptor or a path from a client would select what is read: there is no field for one."""
     fields = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ class ByteTokenizer:
     bos_id: int | None = None
     eos_id: int | None = EOS
     add_bos = False
+    add_eos = False
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return list(text.encode())
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
     def token_bytes(self, id: int) -> bytes:
         return bytes([id]) if id < 256 else b""

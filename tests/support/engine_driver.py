@@ -69,6 +69,9 @@ class FakeWorker:
     seeds: dict[int, int] = field(default_factory=dict)
     memory: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     plans: list[Plan] = field(default_factory=list)
+    recurrent: bool = False
+    states: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by seat: the ids that its recurrent state is made of
+    snapshots: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def run(self, plan: Plan) -> Result:
         self.plans.append(plan)
@@ -78,6 +81,12 @@ class FakeWorker:
         for join in plan.joins:
             history = list(array("i", join.history))
             self.ids[join.seat], self.tables[join.seat], self.seeds[join.seat] = history, [], join.seed
+            if join.snapshot >= 0:
+                assert self.recurrent and self.snapshots[join.snapshot] == tuple(history), "another's snapshot"
+                self.states[join.seat] = tuple(history)
+            else:
+                assert not (self.recurrent and history), "a history without its state"
+                self.states[join.seat] = ()
         for seat, block in zip(plan.block_seats, plan.blocks, strict=True):
             self.tables[seat].append(block)
         at, seats, drawn = 0, [], []
@@ -100,12 +109,17 @@ class FakeWorker:
                 )
             for position in range(start, start + count):
                 self.memory[table[position // BLOCK_SIZE], position % BLOCK_SIZE] = tuple(ids[: position + 1])
+            if self.recurrent:
+                assert self.states[seat] == tuple(ids[:start]), "a state of other ids"
+                self.states[seat] = tuple(ids[: start + count])
             if samples:
                 token = next_token(ids, self.seeds[seat])
                 ids.append(token)
                 seats.append(seat)
                 drawn.append(token)
         assert at == len(plan.ids)
+        for seat, snapshot in zip(plan.save_seats, plan.snapshots, strict=True):
+            self.snapshots[snapshot] = self.states[seat]
         return Result(plan.incarnation, plan.step, 0, plan.repeat == 1, seats, drawn, {}, {}, 1.0)
 
     def run_all(self, plan: Plan, most: int = 1000) -> list[Result]:

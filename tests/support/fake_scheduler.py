@@ -98,6 +98,7 @@ class FakeScheduler:
         self.incarnation = incarnation
         self.models = [model_info()] if models is None else models
         self.draining = False
+        self.pooled: Callable[[list[int]], bytes] | None = None  # a prompt's embedding, from a model that makes them
         self.received: list[Any] = []
         self._reply, self._allowed, self._per_delta, self._overlap = reply, allowed, per_delta, overlap
         self._refuse, self._silent, self._full = refuse, silent, full
@@ -292,6 +293,8 @@ class FakeScheduler:
             message.prompt_logprobs[0] = [TokenLogprobs(-0.25, [id], [-0.25]) for id in sequence.request.prompt_ids[1:]]
         if sequence.request.params.hash_logits:
             message.hashes[0] = [id * 7 for id in ids]
+        if self.pooled and message.starts[0] == 0:
+            message.pooled[0] = self.pooled(sequence.request.prompt_ids)
         if ends:
             message.finishes[0] = sequence.finish
             sequence.finish_sent = True

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,15 +72,19 @@ class Service:
             return []
 
     def pid(self, role: str) -> int:
-        """The pid of a role's one process."""
+        """The pid of a role's one process; waits for one that is being started, which has no command line of its own yet."""
         if role == "arbiter":
             return self.process.pid
-        for process in self.tree():
-            with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if ROLES[role] in line and process.pid != self.process.pid:
-                    return process.pid
-        raise AssertionError(f"no {role} among {[p.cmdline() for p in self.tree()]}")
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            lines: list[list[str]] = []
+            for process in self.tree():
+                with contextlib.suppress(psutil.Error):
+                    lines.append(process.cmdline())
+                    if ROLES[role] in lines[-1] and process.pid != self.process.pid:
+                        return process.pid
+            assert self.process.poll() is None and time.monotonic() < deadline, f"no {role} among {lines}"
+            time.sleep(0.01)
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
         pid = self.pid(role)
@@ -87,12 +92,18 @@ class Service:
         return pid
 
     def status(self) -> dict:
-        """The control socket's answer to `status`."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(DEADLINE_S)
-            connection.connect(str(self.run_dir / "control.sock"))
-            connection.sendall(b'{"v": 1, "cmd": "status"}\n')
-            return json.loads(connection.makefile().readline())
+        """The control socket's answer to `status`; waits for a scheduler that is being started."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            with contextlib.suppress(FileNotFoundError, ConnectionError), socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(DEADLINE_S)
+                connection.connect(str(self.run_dir / "control.sock"))
+                connection.sendall(b'{"v": 1, "cmd": "status"}\n')
+                line = connection.makefile().readline()
+                if line:
+                    return json.loads(line)
+            assert self.process.poll() is None and time.monotonic() < deadline, "nobody answers on the control socket"
+            time.sleep(0.01)
 
     def wait_until_web_knows(self) -> None:
         """The web worker hears of what the report says a moment later."""

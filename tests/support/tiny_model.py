@@ -34,6 +34,7 @@ def write_tiny_model(
     seed: int = 0,
     quant: str = "F32",
     scale: float = 1.0,
+    pooling: int | None = None,
 ) -> Path:
     """Writes the model to `path` and returns it. `quant` is a GGML type name for the linears."""
     random = np.random.default_rng(seed)
@@ -51,6 +52,8 @@ def write_tiny_model(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(vocab)
+    if pooling is not None:
+        writer.add_uint32("llama.pooling_type", pooling)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)

@@ -31,6 +31,14 @@ def test_settings_change_it(golden):
     golden("plan_configured.txt", words(MemoryLimit(2 * 2**30, "memory.limit_mib"), **flags))
 
 
+def test_a_hybrid_model(golden):
+    """Layers without KV, and what they hold of each seat and snapshot."""
+    shape = ModelShape("qwen35", 24, 8, 2, 256, 248_320, 262_144, 600_000_000, 3_000_000_000, 18, 18 * 1_122_304)
+    limit = MemoryLimit(4 * 2**30, "memory.limit_mib")
+    lines = explain("qwen3.5", shape, limit, configuration.load(None, {}))
+    golden("plan_hybrid.txt", "\n".join(lines) + "\n")
+
+
 def test_the_shape_is_the_files(tiny_model_path):
     """Read from the header alone."""
     shape = read_shape(GGUFFile.open(tiny_model_path))

@@ -69,7 +69,7 @@ def pydantic_ai() -> None:
 
     provider = OpenAIProvider(base_url=BASE, api_key="none")
     for kind in (OpenAIChatModel, OpenAIResponsesModel):
-        agent = Agent(kind(MODEL, provider=provider))
+        agent = Agent(kind(MODEL, provider=provider), model_settings={"max_tokens": 64})
         assert agent.run_sync("hi").output
         assert agent.run_stream_sync("hi").get_output()
 

@@ -2,7 +2,7 @@
 
 A forward is Python over ops on opaque `Value`s: no operators, no slicing, no branch on the number of rows. So an implementation
 may compute at once, or record the calls and replay them for any N. Shapes are in the dims of the glossary: N new tokens,
-B sequences, R logit rows, H heads, K KV heads, D head dim, V vocab, L layers, S block size; E is the hidden width.
+B sequences, R logit rows, H heads, K KV heads, D head dim, V vocab, L layers, S block size; E is the hidden width, X experts.
 
 The law (X1): a row's bits depend only on that row, its sequence's KV and the weights: never on N, B, the other rows, the
 row's place, or the number of threads.
@@ -24,7 +24,7 @@ Matrix = NewType("Matrix", object)  # a weight of a linear, packed as the ops li
 Vector = NewType("Vector", object)  # a float32 weight
 Float32 = NDArray[np.float32]
 
-__all__ = ["BLOCK_SIZE", "Matrix", "Ops", "RawTensor", "Rope", "SampleRows", "Value", "Vector"]
+__all__ = ["BLOCK_SIZE", "Expert", "Matrix", "Ops", "RawTensor", "RecurrentShape", "Rope", "SampleRows", "Value", "Vector"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,45 @@ class RawTensor:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of pairs (i, i + rotary_dim / 2) (`neox`) or (2 i, 2 i + 1). `inv_freq`: float64, rotary_dim / 2."""
+    """Rotary embedding of pairs (i, i + rotary_dim / 2) (`neox`) or (2 i, 2 i + 1). `inv_freq`: float64, rotary_dim / 2; columns
+    past rotary_dim stay as they are, so an empty one rotates nothing. `scale` multiplies the rotated columns (YaRN's)."""
 
     inv_freq: NDArray[np.float64]
     neox: bool
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One expert of a mixture: (2 I, E), gate then up, and (E, I)."""
+
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True)
+class RecurrentShape:
+    """What Gated DeltaNet layers (Yang et al. 2024) hold of a sequence in place of KV, however long it is.
+
+    Of each layer: the last `kernel` - 1 inputs of a convolution over `channels` (queries, keys, values), and a `key_dim` x
+    `value_dim` matrix a value head. Value head h reads key head h // (value_heads / key_heads) or, `tiled`, h % key_heads.
+    """
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    tiled: bool = False
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def key_head_of_value_heads(self) -> NDArray[np.intp]:
+        heads = np.arange(self.value_heads)
+        return heads % self.key_heads if self.tiled else heads // (self.value_heads // self.key_heads)
 
 
 @dataclass(frozen=True)
@@ -86,6 +121,16 @@ class Ops(Protocol):
 
     def bytes_per_block(self, layers: int, kv_heads: int, head_dim: int) -> int: ...
 
+    def bytes_per_state(self, shape: RecurrentShape) -> int: ...
+
+    def allocate_state(self, shape: RecurrentShape, slots: int) -> int:
+        """Recurrent state of `slots` sequences; replaces what was held. Returns bytes."""
+        ...
+
+    def copy_state(self, source: int, target: int) -> None:
+        """One slot's state to another, bit for bit."""
+        ...
+
     def use_logits_buffer(self, buffer: Float32) -> None:
         """Logits go to `buffer` from now on: float32, contiguous, (the most rows of a step that want logits, V)."""
         ...
@@ -106,8 +151,22 @@ class Ops(Protocol):
 
     def add(self, x: Value, y: Value) -> Value: ...
 
-    def linear(self, x: Value, weight: Matrix) -> Value:
-        """N O: x @ weight.T, every output summed over K in one order."""
+    def scale(self, x: Value, factor: float) -> Value:
+        """N E: x * factor, the factor rounded to float32."""
+        ...
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """N E: cap * tanh(x / cap) (Gemma 2, 2024); what is not finite stays so."""
+        ...
+
+    def linear(self, x: Value, weight: Matrix, bias: Vector | None = None) -> Value:
+        """N O: x @ weight.T (+ bias), every output summed over K in one order, the bias last."""
+        ...
+
+    def norm_heads(
+        self, qkv: Value, q_weight: Vector, k_weight: Vector, heads: int, kv_heads: int, head_dim: int, eps: float
+    ) -> Value:
+        """`qkv` (N, (H + 2 K) D) with rms_norm on each query head and each key head by itself; values stay. Weights: D."""
         ...
 
     def rope_kv_write(self, qkv: Value, layer: int, heads: int, kv_heads: int, head_dim: int, rope: Rope) -> Value:
@@ -115,16 +174,64 @@ class Ops(Protocol):
         returns the queries (N, H D)."""
         ...
 
-    def attention(self, q: Value, layer: int, heads: int, kv_heads: int, head_dim: int) -> Value:
-        """N, H D: causal softmax(q k / sqrt(D)) v over positions 0 .. own, in fixed blocks from position 0."""
+    def attention(
+        self,
+        q: Value,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Value:
+        """N, H D: causal softmax(scale q k) v over positions 0 .. own, in fixed blocks from position 0.
+
+        `scale` is 1 / sqrt(D) by default. `window`: only the last so many positions, own included; 0 is all. `soft_cap`: scores
+        become soft_cap * tanh(score / soft_cap) before the softmax; 0 is none.
+        """
         ...
 
     def silu_mul(self, gate_up: Value) -> Value:
         """N I: silu(gate) * up, from (N, 2 I) holding gate then up."""
         ...
 
+    def gelu_tanh_mul(self, gate_up: Value) -> Value:
+        """N I: gelu(gate) * up, from (N, 2 I) holding gate then up; gelu by its tanh form (Hendrycks and Gimpel 2016)."""
+        ...
+
+    def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
+        """N E: the sum of w down(silu(gate(x)) * up(x)) over the `top_k` experts of the highest `scores` (N X), from the highest
+        down, the lowest expert first among equals (Shazeer et al. 2017). w is softmax(scores), over all experts or, to `normalise`,
+        over the chosen ones."""
+        ...
+
     def gather_logit_rows(self, x: Value) -> Value:
         """R E: the rows that want logits."""
+        ...
+
+    # recurrent layers: `layer` counts these alone. A sequence moves its slot's state on, from zeros where its first row is position
+    # 0; token by token with one arithmetic, so that prompts, decoding and draft checks of any cut agree bit for bit
+
+    def causal_conv_update(self, x: Value, weight: Vector, layer: int) -> Value:
+        """N C: silu of a causal depthwise convolution; `weight` is (kernel, C), the oldest input's tap first."""
+        ...
+
+    def gdn_gating(self, ba: Value, decay: Vector, dt_bias: Vector) -> Value:
+        """N, 2 Hv: beta = sigmoid(b), then g = decay * softplus(a + dt_bias), of rows that hold b then a."""
+        ...
+
+    def recurrent_update(self, qkv: Value, gates: Value, layer: int) -> Value:
+        """N, Hv Dv: the gated delta rule (workers/ops/recurrent.py) with queries and keys of unit length."""
+        ...
+
+    def gated_rms_norm(self, x: Value, gate: Value, weight: Vector, eps: float) -> Value:
+        """norm(x) * weight * silu(gate), by heads as wide as `weight`."""
+        ...
+
+    def sigmoid_mul(self, x: Value, gate: Value) -> Value:
+        """x * sigmoid(gate); a gate of one column is for all columns of x."""
         ...
 
     # sampling

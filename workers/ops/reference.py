@@ -8,7 +8,7 @@ multiplies fixed blocks of 16 positions, so a row's sums have the same shape wha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,8 +18,20 @@ from numpy.typing import NDArray
 
 from helexa.formats.ggml_types import dequantise
 from workers.inputs import StepInputs
-from workers.ops import sampling
-from workers.ops.protocol import BLOCK_SIZE, Float32, Matrix, Ops, RawTensor, Rope, SampleRows, Value, Vector
+from workers.ops import recurrent, sampling
+from workers.ops.protocol import (
+    BLOCK_SIZE,
+    Expert,
+    Float32,
+    Matrix,
+    Ops,
+    RawTensor,
+    RecurrentShape,
+    Rope,
+    SampleRows,
+    Value,
+    Vector,
+)
 
 TILE_ROWS = (16, 12, 8, 4, 2, 1)  # heights to try, best first
 COLUMN_CHUNK = 1024
@@ -53,27 +65,30 @@ def probe_tile_rows(columns: int, outputs: int) -> int:
 
 @dataclass
 class _Kv:
-    keys: NDArray[np.float16]  # L blocks K S D
-    values: NDArray[np.float16]
+    keys: NDArray[np.floating[Any]]  # L blocks K S D
+    values: NDArray[np.floating[Any]]
 
 
 @dataclass
 class ReferenceOps:
-    """See workers/ops/protocol.py. Use BLAS_ENVIRONMENT for the process: threads are this class's own."""
+    """See workers/ops/protocol.py. Use BLAS_ENVIRONMENT for the process: threads are this class's own. Keys and values are kept in
+    `kv_type`: float16 as all ops do, float32 to compare a model with another implementation."""
 
     threads: int
     name: str = field(init=False)
     remedy: str = ""
     kind: str = "reference"
+    kv_type: type[np.floating[Any]] = np.float16
 
     def __post_init__(self) -> None:
         self.name = f"reference (NumPy, {self.threads} thread{'s' if self.threads > 1 else ''})"
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self._kv: _Kv | None = None
+        self._states: recurrent.States | None = None
         self._logits: Float32 | None = None
         self._inputs: StepInputs | None = None
         self._tiles: dict[tuple[int, int], int] = {}
-        self._rope_tables: dict[int, tuple[Float32, Float32]] = {}
+        self._rope_tables: dict[tuple[bytes, float], tuple[Float32, Float32]] = {}
 
     def matrix(self, parts: Sequence[RawTensor]) -> Matrix:
         weight = np.concatenate([dequantise(part.type, part.data, part.shape[-1]) for part in parts])
@@ -90,13 +105,25 @@ class ReferenceOps:
         return cast(Vector, dequantise(tensor.type, tensor.data, tensor.shape[-1]).reshape(-1))
 
     def bytes_per_block(self, layers: int, kv_heads: int, head_dim: int) -> int:
-        return 2 * layers * kv_heads * BLOCK_SIZE * head_dim * np.dtype(np.float16).itemsize
+        return 2 * layers * kv_heads * BLOCK_SIZE * head_dim * np.dtype(self.kv_type).itemsize
 
     def allocate_kv(self, layers: int, blocks: int, kv_heads: int, head_dim: int) -> int:
         shape = (layers, blocks, kv_heads, BLOCK_SIZE, head_dim)
         self._kv = None
-        self._kv = _Kv(np.zeros(shape, np.float16), np.zeros(shape, np.float16))
+        self._kv = _Kv(np.zeros(shape, self.kv_type), np.zeros(shape, self.kv_type))
         return self._kv.keys.nbytes + self._kv.values.nbytes
+
+    def bytes_per_state(self, shape: RecurrentShape) -> int:
+        return recurrent.States.zeros(shape, 1).nbytes
+
+    def allocate_state(self, shape: RecurrentShape, slots: int) -> int:
+        self._states = None
+        self._states = recurrent.States.zeros(shape, slots)
+        return self._states.nbytes
+
+    def copy_state(self, source: int, target: int) -> None:
+        assert self._states is not None, "allocate_state comes first"
+        self._states.copy(source, target)
 
     def use_logits_buffer(self, buffer: Float32) -> None:
         self._logits = buffer
@@ -126,8 +153,18 @@ class ReferenceOps:
     def add(self, x: Value, y: Value) -> Value:
         return cast(Value, cast(Float32, x) + cast(Float32, y))
 
-    def linear(self, x: Value, weight: Matrix) -> Value:
-        rows, dense = cast(Float32, x), cast(DenseMatrix, weight)
+    def scale(self, x: Value, factor: float) -> Value:
+        return cast(Value, cast(Float32, x) * np.float32(factor))
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        return cast(Value, _softly_capped(cast(Float32, x), cap))
+
+    def linear(self, x: Value, weight: Matrix, bias: Vector | None = None) -> Value:
+        out = self.product(cast(Float32, x), cast(DenseMatrix, weight))
+        return cast(Value, out if bias is None else out + cast(Float32, bias))
+
+    def product(self, rows: Float32, dense: DenseMatrix) -> Float32:
+        """N O: rows @ weight.T, in tiles of fixed height."""
         count, (outputs, columns), tile = len(rows), dense.weight.shape, dense.tile_rows
         tiles = -(-count // tile)
         padded = np.zeros((tiles, tile, columns), np.float32)
@@ -145,7 +182,15 @@ class ReferenceOps:
                 chunk(start)
         else:
             list(self._pool.map(chunk, starts))
-        return cast(Value, out.reshape(-1, outputs)[:count])
+        return out.reshape(-1, outputs)[:count]
+
+    def norm_heads(
+        self, qkv: Value, q_weight: Vector, k_weight: Vector, heads: int, kv_heads: int, head_dim: int, eps: float
+    ) -> Value:
+        rows = cast(Float32, qkv)
+        q, k, v = np.split(rows.reshape(len(rows), heads + 2 * kv_heads, head_dim), [heads, heads + kv_heads], axis=1)
+        q, k = (cast(Float32, self.rms_norm(cast(Value, x), weight, eps)) for x, weight in ((q, q_weight), (k, k_weight)))
+        return cast(Value, np.concatenate([q, k, v], axis=1).reshape(rows.shape))
 
     def rope_kv_write(self, qkv: Value, layer: int, heads: int, kv_heads: int, head_dim: int, rope: Rope) -> Value:
         assert self._kv is not None, "allocate_kv comes first"
@@ -156,24 +201,37 @@ class ReferenceOps:
         blocks = step.block_tables[step.sequence_of_row, step.positions // BLOCK_SIZE]
         places = step.positions % BLOCK_SIZE
         with np.errstate(over="ignore"):  # a value too large for float16 becomes infinite, and its row is reported
-            self._kv.keys[layer, blocks, :, places] = rotated[:, heads:].astype(np.float16)
-            self._kv.values[layer, blocks, :, places] = by_head[:, heads + kv_heads :].astype(np.float16)
+            self._kv.keys[layer, blocks, :, places] = rotated[:, heads:].astype(self.kv_type)
+            self._kv.values[layer, blocks, :, places] = by_head[:, heads + kv_heads :].astype(self.kv_type)
         return cast(Value, rotated[:, :heads].reshape(len(rows), heads * head_dim))
 
     def _rope_table(self, rope: Rope, last: int) -> tuple[Float32, Float32]:
         """cos and sin by position; grown by whole pieces of one shape, so that a position's bits never change."""
-        table = self._rope_tables.get(id(rope.inv_freq))
+        key = (rope.inv_freq.tobytes(), rope.scale)
+        table = self._rope_tables.get(key)
         if table is None or len(table[0]) <= last:
             pieces = range(0, last + 1, ROPE_TABLE_ROWS)
             angles = [(np.arange(start, start + ROPE_TABLE_ROWS)[:, None] * rope.inv_freq) for start in pieces]
-            cos = np.concatenate([np.cos(piece).astype(np.float32) for piece in angles])
-            sin = np.concatenate([np.sin(piece).astype(np.float32) for piece in angles])
-            table = self._rope_tables[id(rope.inv_freq)] = (cos, sin)
+            cos = np.concatenate([(rope.scale * np.cos(piece)).astype(np.float32) for piece in angles])
+            sin = np.concatenate([(rope.scale * np.sin(piece)).astype(np.float32) for piece in angles])
+            table = self._rope_tables[key] = (cos, sin)
         return table
 
-    def attention(self, q: Value, layer: int, heads: int, kv_heads: int, head_dim: int) -> Value:
+    def attention(
+        self,
+        q: Value,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Value:
         assert self._kv is not None, "allocate_kv comes first"
         step, queries = self._step, cast(Float32, q)
+        rule = _AttentionRule(np.float32(head_dim**-0.5 if scale is None else scale), window, soft_cap)
         out = np.empty_like(queries)
         for sequence in range(len(step.context_lens)):
             first, end = int(step.row_start[sequence]), int(step.row_start[sequence + 1])
@@ -185,7 +243,7 @@ class ReferenceOps:
                 held = position // BLOCK_SIZE + 1  # rows whose last block is the same are computed together
                 last = min(end, first + held * BLOCK_SIZE - position)
                 rows = queries[first:last].reshape(last - first, kv_heads, heads // kv_heads, head_dim)
-                out[first:last] = _attend(rows, keys[:held], values[:held], position).reshape(last - first, -1)
+                out[first:last] = _attend(rows, keys[:held], values[:held], position, rule).reshape(last - first, -1)
                 first = last
         return cast(Value, out)
 
@@ -194,8 +252,70 @@ class ReferenceOps:
         with np.errstate(over="ignore"):
             return cast(Value, gate / (1 + np.exp(-gate)) * up)
 
+    def gelu_tanh_mul(self, gate_up: Value) -> Value:
+        """gate / 2 * (1 + tanh(u)) is gate / (1 + exp(-2 u)), which keeps its precision where tanh is near -1."""
+        gate, up = np.split(cast(Float32, gate_up), 2, axis=-1)
+        with np.errstate(over="ignore"):
+            u = np.float32((2 / np.pi) ** 0.5) * gate * (1 + np.float32(0.044715) * gate * gate)
+            return cast(Value, gate / (1 + np.exp(-2 * u)) * up)
+
+    def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
+        rows, logits = cast(Float32, x), cast(Float32, scores)
+        chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        weights = np.take_along_axis(odds, chosen, axis=-1)
+        weights /= np.add.reduce(weights if normalise else odds, axis=-1, keepdims=True)
+        parts = np.empty((len(rows), top_k, rows.shape[-1]), np.float32)
+        for index in np.unique(chosen):
+            where = np.nonzero(chosen == index)
+            gate_up = self.linear(cast(Value, rows[where[0]]), experts[index].gate_up)
+            parts[where] = cast(Float32, self.linear(self.silu_mul(gate_up), experts[index].down))
+        total: Float32 = weights[:, 0, None] * parts[:, 0]
+        for rank in range(1, top_k):
+            total += weights[:, rank, None] * parts[:, rank]
+        return cast(Value, total)
+
     def gather_logit_rows(self, x: Value) -> Value:
         return cast(Value, cast(Float32, x)[self._step.logit_rows])
+
+    def _each_state(self) -> Iterator[tuple[slice, int, bool]]:
+        """Rows, slot, and whether they begin the sequence, of each sequence with rows."""
+        step = self._step
+        for sequence, slot in enumerate(step.state_slots.tolist()):
+            first, end = int(step.row_start[sequence]), int(step.row_start[sequence + 1])
+            if first < end:
+                yield slice(first, end), slot, int(step.positions[first]) == 0
+
+    def causal_conv_update(self, x: Value, weight: Vector, layer: int) -> Value:
+        assert self._states is not None, "allocate_state comes first"
+        rows, out = cast(Float32, x), np.empty_like(cast(Float32, x))
+        taps = cast(Float32, weight).reshape(-1, rows.shape[-1])
+        for part, slot, begins in self._each_state():
+            past = self._states.past[slot, layer]
+            if begins:
+                past[...] = 0
+            out[part] = recurrent.convolve(rows[part], taps, past)
+        return cast(Value, out)
+
+    def gdn_gating(self, ba: Value, decay: Vector, dt_bias: Vector) -> Value:
+        return cast(Value, recurrent.gates(cast(Float32, ba), cast(Float32, decay), cast(Float32, dt_bias)))
+
+    def recurrent_update(self, qkv: Value, gates: Value, layer: int) -> Value:
+        assert self._states is not None, "allocate_state comes first"
+        rows, gate_rows, shape = cast(Float32, qkv), cast(Float32, gates), self._states.shape
+        out = np.empty((len(rows), shape.value_heads * shape.value_dim), np.float32)
+        for part, slot, begins in self._each_state():
+            matrices = self._states.matrices[slot, layer]
+            if begins:
+                matrices[...] = 0
+            out[part] = recurrent.delta_rule(rows[part], gate_rows[part], shape, matrices)
+        return cast(Value, out)
+
+    def gated_rms_norm(self, x: Value, gate: Value, weight: Vector, eps: float) -> Value:
+        return cast(Value, recurrent.gated_norm(cast(Float32, x), cast(Float32, gate), cast(Float32, weight), eps))
+
+    def sigmoid_mul(self, x: Value, gate: Value) -> Value:
+        return cast(Value, cast(Float32, x) * recurrent.sigmoid(cast(Float32, gate)))
 
     def sample(self, logits: Float32, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
         return sampling.sample(logits, rows)
@@ -213,15 +333,34 @@ def _rotate(x: Float32, cos: Float32, sin: Float32, neox: bool) -> Float32:
     return out
 
 
-def _attend(rows: Float32, keys: Float32, values: Float32, position: int) -> Float32:
+@dataclass(frozen=True)
+class _AttentionRule:
+    """See Ops.attention."""
+
+    scale: np.float32
+    window: int
+    soft_cap: float
+
+
+def _softly_capped(x: Float32, cap: float) -> Float32:
+    with np.errstate(invalid="ignore"):
+        capped: Float32 = np.float32(cap) * np.tanh(x / np.float32(cap)) + np.float32(0) * x
+    return capped
+
+
+def _attend(rows: Float32, keys: Float32, values: Float32, position: int, rule: _AttentionRule) -> Float32:
     """Softmax attention of rows (m K G D) at positions position .. position + m - 1 over blocks (b K S D)."""
-    count, kv_heads, group, head_dim = rows.shape
+    count, kv_heads, group, _ = rows.shape
     held = len(keys)
-    scaled = np.ascontiguousarray((rows * np.float32(head_dim**-0.5)).transpose(0, 1, 3, 2))  # m K D G
+    scaled = np.ascontiguousarray((rows * rule.scale).transpose(0, 1, 3, 2))  # m K D G
     scores = np.matmul(keys[None], scaled[:, None])  # m b K S G
     scores = np.ascontiguousarray(scores.transpose(0, 2, 4, 1, 3)).reshape(count, kv_heads, group, held * BLOCK_SIZE)
+    if rule.soft_cap:
+        scores = _softly_capped(scores, rule.soft_cap)
     for row in range(count):
         scores[row, ..., position + row + 1 :] = -np.inf
+        if rule.window:
+            scores[row, ..., : max(0, position + row + 1 - rule.window)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= np.add.reduce(weights, axis=-1, keepdims=True)
     blocks = np.ascontiguousarray(weights.reshape(count, kv_heads, group, held, BLOCK_SIZE).transpose(0, 3, 1, 2, 4))

@@ -7,9 +7,8 @@ ordered by the product's shape, so a row's bits change with the rows beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
-from workers.ops.protocol import Float32, Matrix, Value
+from workers.ops.protocol import Float32
 from workers.ops.reference import DenseMatrix, ReferenceOps
 
 
@@ -24,6 +23,6 @@ class StockOps(ReferenceOps):
         super().__post_init__()
         self.name = f"stock linears on the {self.name}"
 
-    def linear(self, x: Value, weight: Matrix) -> Value:
-        """N O: x @ weight.T, however the BLAS at hand sums it."""
-        return cast(Value, cast(Float32, x) @ cast(DenseMatrix, weight).weight.T)
+    def product(self, rows: Float32, dense: DenseMatrix) -> Float32:
+        """N O: rows @ weight.T, however the BLAS at hand sums it."""
+        return rows @ dense.weight.T

@@ -12,15 +12,20 @@ from ipc.messages import ModelInfo
 
 
 def activation(infos: Iterable[ModelInfo]) -> dict[str, Any]:
-    """How far the models are, by name: `pending` ones are still fetched, `in_progress` ones load, or load again."""
+    """How far the models are, by name: `pending` ones are still fetched, `in_progress` ones load, or load again. Those that are
+    loaded on request are none of them until somebody asks."""
     groups: dict[str, list[str]] = {"pending": [], "in_progress": [], "completed": [], "failed": []}
-    for info in infos:
+    known = list(infos)
+    for info in known:
+        if info.state == "unloaded":
+            continue
         if info.state == "loading":
             groups["in_progress" if info.files else "pending"].append(info.name)
         else:
             groups[{"ready": "completed", "failed": "failed"}.get(info.state, "in_progress")].append(info.name)
     states = ("in_progress", "pending", "completed", "failed")
-    return {"state": next((state for state in states if groups[state]), "pending"), **groups}
+    none = "completed" if known else "pending"
+    return {"state": next((state for state in states if groups[state]), none), **groups}
 
 
 class Health:
@@ -53,14 +58,14 @@ class Ready:
         }
 
     def _state(self) -> str:
-        """`ready` once one model is; else what is waited for."""
+        """`ready` once one model is, or would be loaded for a request; else what is waited for."""
         engine = self._engine
         states = {info.state for info in engine.models.values()}
         if not engine.connected:
             return "starting" if engine.streams.incarnation is None else "scheduler_down"
         if engine.streams.draining:
             return "draining"
-        if "ready" in states:
+        if states & {"ready", "unloaded"}:
             return "ready"
         if "restarting" in states:
             return "restarting"

@@ -9,13 +9,13 @@ from falcon.asgi import Request, Response
 from helexa.errors import RequestError
 from helexa.web.engine_client import model_not_found
 from helexa.web.model_text import ModelText
-from helexa.web.prepare import DEFAULT_MAX_TOKENS
+from helexa.web.request import DEFAULT_MAX_TOKENS
 from helexa.web.services import Services
 from ipc.messages import ModelInfo
 
 
 def document(info: ModelInfo, text: ModelText | None) -> dict[str, Any]:
-    """`capabilities` are null while the model's file cannot be read."""
+    """`capabilities` are null while the model's file cannot be read, or it is not loaded."""
     return {
         "id": info.name,
         "object": "model",
@@ -24,19 +24,20 @@ def document(info: ModelInfo, text: ModelText | None) -> dict[str, Any]:
         "context_length": info.context,
         "max_output_tokens": min(info.context, DEFAULT_MAX_TOKENS),
         "status": info.state,
-        "capabilities": None if text is None else _capabilities(text),
+        "capabilities": None if text is None else _capabilities(text, bool(info.pooling)),
     }
 
 
-def _capabilities(text: ModelText) -> dict[str, bool]:
-    """`tools`: the model's own template has a place for them; others are told of tools in the system message."""
+def _capabilities(text: ModelText, embeds: bool) -> dict[str, bool]:
+    """A model that makes embeddings does nothing else. `tools`: the model's own template has a place for them; others are told of
+    tools in the system message."""
     return {
-        "chat": text.chat is not None,
-        "tools": text.chat is not None and text.chat.takes_tools,
-        "reasoning": text.chat is not None and text.chat.markers is not None,
-        "structured_outputs": True,
+        "chat": text.chat is not None and not embeds,
+        "tools": text.chat is not None and text.chat.takes_tools and not embeds,
+        "reasoning": text.chat is not None and text.chat.markers is not None and not embeds,
+        "structured_outputs": not embeds,
         "vision": False,
-        "embeddings": False,
+        "embeddings": embeds,
     }
 
 
@@ -61,6 +62,8 @@ class ModelOne:
 
 
 async def described(info: ModelInfo, services: Services) -> dict[str, Any]:
+    if info.state == "unloaded":
+        return document(info, None)
     try:
         return document(info, await services.texts.of(info))
     except RequestError:

@@ -13,7 +13,7 @@ from helexa.text.tool_formats import Tool
 from helexa.web.request import EFFORTS, ChatPrompt, ToolUse
 from helexa.web.wire import checks
 from helexa.web.wire.chat_messages import tool_call
-from helexa.web.wire.fields import checked, shown, unknown
+from helexa.web.wire.fields import checked, flag, shown, unknown
 from helexa.web.wire.tools import function, tool_use
 
 _NOT_SERVED = {
@@ -111,7 +111,7 @@ def _result(block: Mapping[str, Any], place: str, names: Mapping[str, str]) -> d
     """A tool's result; that it is an error stands in the text, since templates have no other place for it."""
     id = checked(f"{place}.tool_use_id", block.get("tool_use_id"), checks.Text(256, 1))
     text = _text(block.get("content"), f"{place}.content")
-    failed = block.get("is_error") is True
+    failed = flag(f"{place}.is_error", block.get("is_error"))
     message = {"role": "tool", "tool_call_id": id, "content": f"Error: {text}" if failed else text}
     return {**message, "name": names[id]} if id in names else message
 
@@ -131,8 +131,8 @@ def _text(given: Any, place: str) -> str:
 
 def _tools(values: Mapping[str, Any]) -> ToolUse | None:
     tools = [_tool(given, f"tools[{index}]") for index, given in enumerate(values.get("tools") or ())]
-    given = values.get("tool_choice") or {"type": "auto"}
-    kind, parallel = given.get("type"), given.get("disable_parallel_tool_use") is not True
+    given = values.get("tool_choice", {"type": "auto"})
+    kind, parallel = given.get("type"), not flag("tool_choice.disable_parallel_tool_use", given.get("disable_parallel_tool_use"))
     for name in given:
         if name not in ("type", "name", "disable_parallel_tool_use"):
             raise unknown(f"tool_choice.{name}", dict.fromkeys(("type", "name", "disable_parallel_tool_use")))

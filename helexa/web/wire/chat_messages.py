@@ -97,7 +97,7 @@ def content(given: Any, place: str, optional: bool) -> str:
 
 def _part(given: Any, place: str) -> str:
     part = checked(place, given, checks.Object())
-    kind = part.get("type")
+    kind = checked(f"{place}.type", part.get("type"), checks.Text(256))
     if kind in IMAGE_PARTS:
         raise RequestError("vision_unsupported", f"`{place}` is an image; the model reads text only", place)
     if kind not in TEXT_PARTS:

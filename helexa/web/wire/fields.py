@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from helexa.errors import RequestError
-from helexa.web.wire.checks import Check
+from helexa.web.wire.checks import Bool, Check
 
 Kind = Literal["acts", "inert", "refused"]
 
@@ -71,6 +71,11 @@ def checked(param: str, value: Any, check: Check) -> Any:
         return check(value)
     except ValueError:
         raise RequestError("invalid_value", f"`{param}` must be {check.says}, not {shown(value)}", param) from None
+
+
+def flag(param: str, value: Any) -> bool:
+    """true or false; null is false."""
+    return value is not None and bool(checked(param, value, Bool()))
 
 
 def unknown(param: str, known: Mapping[str, Any]) -> RequestError:

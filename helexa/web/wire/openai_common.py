@@ -21,15 +21,15 @@ LEAST_TOP_P = 1e-9  # for top_p 0, which like any value under 1 / vocabulary lea
 
 def options(values: Mapping[str, Any], max_tokens: int | None, logprobs: int = -1, format: OutputFormat | None = None) -> Options:
     """Of checked fields; `format` where the endpoint has its own field for it."""
-    top_p = values.get("top_p", 1.0)
+    top_k, top_p = values.get("top_k"), values.get("top_p")
     return Options(
         max_tokens=max_tokens,
         min_tokens=values.get("min_tokens", 0),
         temperature=values.get("temperature"),
-        top_k=max(0, values.get("top_k", 0)),
-        top_p=top_p if top_p > 0 else LEAST_TOP_P,
-        min_p=values.get("min_p", 0.0),
-        repetition_penalty=values.get("repetition_penalty", 1.0),
+        top_k=None if top_k is None else max(0, top_k),
+        top_p=None if top_p is None else max(top_p, LEAST_TOP_P),
+        min_p=values.get("min_p"),
+        repetition_penalty=values.get("repetition_penalty"),
         presence_penalty=values.get("presence_penalty", 0.0),
         frequency_penalty=values.get("frequency_penalty", 0.0),
         logit_bias=values.get("logit_bias", {}),

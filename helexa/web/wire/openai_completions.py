@@ -32,7 +32,7 @@ def parse(body: Mapping[str, Any]) -> WireRequest:
     values = fields.parse(body, tables.COMPLETIONS)
     request = WireRequest(
         model=values["model"],
-        prompts=_prompts(values["prompt"]),
+        prompts=parse_prompts(values["prompt"], "prompt", MAX_PROMPTS),
         options=_options(values),
         shape=shape(values),
     )
@@ -49,7 +49,8 @@ def _options(values: Mapping[str, Any]) -> Options:
     return dataclasses.replace(wanted, prompt_logprobs=wanted.logprobs) if values.get("echo") else wanted
 
 
-def _prompts(given: Any) -> list[Prompt]:
+def parse_prompts(given: Any, param: str, most: int) -> list[Prompt]:
+    """Strings, token ids, or arrays of either, as field `param`; at most `most` prompts."""
     if isinstance(given, str):
         return [TextPrompt(given)]
     if given and all(isinstance(item, str) for item in given):
@@ -59,15 +60,13 @@ def _prompts(given: Any) -> list[Prompt]:
     elif given and all(isinstance(item, list) and all(is_token_id(id) for id in item) for item in given):
         prompts = [TokenPrompt(item) for item in given]
     elif not given:
-        raise RequestError("empty_prompt", "`prompt` is an empty array", "prompt")
+        raise RequestError("empty_prompt", f"`{param}` is an empty array", param)
     else:
         raise RequestError(
-            "invalid_value", "`prompt` must be strings, or token ids, or arrays of token ids, not a mixture", "prompt"
+            "invalid_value", f"`{param}` must be strings, or token ids, or arrays of token ids, not a mixture", param
         )
-    if len(prompts) > MAX_PROMPTS:
-        raise RequestError(
-            "invalid_value", f"`prompt` has {len(prompts)} entries; at most {MAX_PROMPTS} are served at once", "prompt"
-        )
+    if len(prompts) > most:
+        raise RequestError("invalid_value", f"`{param}` has {len(prompts)} entries; at most {most} are served at once", param)
     return prompts
 
 
@@ -159,8 +158,7 @@ class CompletionsReply:
             entry["token_ids"] = [token.id for _, token in tokens]
         if shape.token_sha and finished:
             entry["token_sha"] = token_sha(finished.ids)
-        document = {**self._head(), "choices": [entry]}
-        return {**document, "usage": None} if shape.include_usage else document
+        return {**self._head(), "choices": [entry]}
 
     # whole
 

@@ -26,16 +26,17 @@ _ITEM_PREFIX = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
 
 def parse(body: Mapping[str, Any]) -> WireRequest:
-    if body.get("previous_response_id") is not None:
-        raise RequestError(
-            "chained_conversation_not_supported",
-            "`previous_response_id` is not supported: replies are not stored; send the whole conversation in `input`",
-            "previous_response_id",
-        )
+    refuse_chain(body)
     values = fields.parse(body, tables.RESPONSES)
     effort = _part(values, "reasoning", {"effort", "summary", "generate_summary"}).get("effort")
     if effort is not None:
         effort = checked("reasoning.effort", effort, checks.OneOf(("none", "minimal", "low", "medium", "high", "xhigh")))
+    summaries = ("summary", "generate_summary")
+    for name in summaries:
+        if values.get("reasoning", {}).get(name) not in (None, "auto"):
+            raise RequestError(
+                "unsupported_parameter", f"`reasoning.{name}` is not supported: reasoning is sent as it is", f"reasoning.{name}"
+            )
     text = _part(values, "text", {"format", "verbosity"})
     if text.get("verbosity") not in (None, "medium"):
         raise RequestError(
@@ -43,7 +44,8 @@ def parse(body: Mapping[str, Any]) -> WireRequest:
             "`text.verbosity` is not supported: the model does not take it; say it in a message",
             "text.verbosity",
         )
-    if _part(values, "stream_options", {"include_obfuscation"}).get("include_obfuscation"):
+    padding = _part(values, "stream_options", {"include_obfuscation"}).get("include_obfuscation")
+    if padding is not None and padding is not False:
         raise RequestError(
             "unsupported_parameter", "`stream_options.include_obfuscation` is not supported", "stream_options.include_obfuscation"
         )
@@ -55,6 +57,15 @@ def parse(body: Mapping[str, Any]) -> WireRequest:
         options=options(values, values.get("max_output_tokens"), _logprobs(values), format),
         shape=Shape(stream=values.get("stream", False), echoed=_echoed(values)),
     )
+
+
+def refuse_chain(body: Mapping[str, Any]) -> None:
+    if body.get("previous_response_id") is not None:
+        raise RequestError(
+            "chained_conversation_not_supported",
+            "`previous_response_id` is not supported: replies are not stored; send the whole conversation in `input`",
+            "previous_response_id",
+        )
 
 
 def _part(values: Mapping[str, Any], name: str, known: set[str]) -> dict[str, Any]:
@@ -98,7 +109,7 @@ def _echoed(values: Mapping[str, Any]) -> Document:
         "tool_choice": values.get("tool_choice", "auto"),
         "tools": [_tool(tool) for tool in values.get("tools") or ()],
         "top_logprobs": values.get("top_logprobs", 0),
-        "top_p": values.get("top_p", 1.0),
+        "top_p": values.get("top_p"),
         "truncation": "disabled",
     }
 
@@ -217,7 +228,9 @@ class ResponseReply:
             "usage": None if usage is None else self._usage(usage),
             **meta.shape.echoed,
         }
-        response["temperature"] = meta.prompts[0].params.temperature
+        params = meta.prompts[0].params
+        response["temperature"] = params.temperature
+        response["top_p"] = params.top_p if response["top_p"] is None else response["top_p"]
         return response
 
     def _usage(self, usage: Usage) -> Document:

@@ -9,7 +9,7 @@ from helexa.errors import RequestError
 from helexa.text.grammar import Kind, OutputFormat
 from helexa.web.wire import checks
 from helexa.web.wire.checks import Check
-from helexa.web.wire.fields import checked, shown, unknown
+from helexa.web.wire.fields import checked, flag, shown, unknown
 
 _FIELDS: dict[str, Kind] = {
     "guided_json": "json_schema",
@@ -19,6 +19,8 @@ _FIELDS: dict[str, Kind] = {
     "grammar": "grammar",
     "json_schema": "json_schema",
 }
+# Of a response format's fields `name`, `description` and `strict` have no effect: the model is held to the schema in any case.
+_RESPONSE = ("type", "json_schema", "schema", "name", "description", "strict")
 _STRUCTURED: dict[str, tuple[Kind, Check]] = {
     "json": ("json_schema", checks.Schema()),
     "json_object": ("json_object", checks.Bool()),
@@ -57,7 +59,7 @@ def response_format(given: Any, place: str) -> OutputFormat | None:
     """OpenAI's object; on chat the schema is one level further down. llama.cpp's `json_object` with a schema passes too."""
     if given is None:
         return None
-    format = checked(place, given, checks.Object())
+    format = _known(checked(place, given, checks.Object()), place)
     kind = format.get("type")
     if kind == "text":
         return None
@@ -72,10 +74,20 @@ def response_format(given: Any, place: str) -> OutputFormat | None:
         )
     if "json_schema" in format:
         place = f"{place}.json_schema"
-        format = checked(place, format["json_schema"], checks.Object())
+        format = _known(checked(place, format["json_schema"], checks.Object()), place)
     schema = format.get("schema")
     if not isinstance(schema, dict):
         raise RequestError(
             "invalid_value", f"`{place}.schema` must be a JSON Schema, an object, not {shown(schema)}", f"{place}.schema"
         )
     return OutputFormat("json_schema", schema, f"{place}.schema")
+
+
+def _known(format: dict[str, Any], place: str) -> dict[str, Any]:
+    for name, value in format.items():
+        if name not in _RESPONSE and value is not None:
+            raise unknown(f"{place}.{name}", dict.fromkeys(_RESPONSE))
+    flag(f"{place}.strict", format.get("strict"))
+    for name in ("name", "description"):
+        checked(f"{place}.{name}", format.get(name) or "", checks.Text(2**16))
+    return format

@@ -6,11 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.errors import RequestError
-from helexa.web.wire import checks
+from helexa.web.wire import checks, compaction
 from helexa.web.wire.chat_messages import ROLES, content, tool_call
-from helexa.web.wire.fields import checked, shown
+from helexa.web.wire.fields import checked, shown, unknown
 
 Message = dict[str, Any]
+
+# What an item of each type may have; some of it came with a reply and says nothing to the model.
+_SAYS_NOTHING = ("id", "status", "phase", "created_by")
+_ITEM_FIELDS = {
+    "message": ("type", "role", "content", "id", "status", "phase"),
+    "function_call": ("type", "call_id", "name", "arguments", "id", "status"),
+    "function_call_output": ("type", "call_id", "output", "id", "status"),
+    "reasoning": ("type", "content", "summary", "id", "status"),
+    "compaction": ("type", "encrypted_content", "id", "created_by"),
+}
 
 
 def parse_input(values: Mapping[str, Any]) -> list[Message]:
@@ -29,8 +39,17 @@ def parse_input(values: Mapping[str, Any]) -> list[Message]:
     return messages
 
 
+def user_texts(given: Any) -> list[str]:
+    """What the user says in an `input` that `parse_input` takes."""
+    if isinstance(given, str):
+        return [given]
+    said = ((index, item) for index, item in enumerate(given) if item.get("type", "message") == "message")
+    return [content(item["content"], f"input[{index}].content", False) for index, item in said if item["role"] == "user"]
+
+
 def _add(messages: list[Message], item: Mapping[str, Any], place: str, names: dict[str, str]) -> None:
     kind = item.get("type", "message")
+    _check_fields(item, place, str(kind))
     if kind == "message":
         messages.append(_message(item, place, messages))
     elif kind == "function_call":
@@ -45,10 +64,22 @@ def _add(messages: list[Message], item: Mapping[str, Any], place: str, names: di
         text = _reasoning(item, place)
         if text:
             messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+    elif kind == "compaction":
+        compaction.recall(messages, compaction.unpacked(item.get("encrypted_content"), f"{place}.encrypted_content"))
     elif kind == "item_reference":
         raise RequestError("unsupported_parameter", f"`{place}` refers to a stored item; replies are not stored: send it", place)
     else:
         raise RequestError("unsupported_parameter", f"`{place}.type` {shown(kind)} is not supported", f"{place}.type")
+
+
+def _check_fields(item: Mapping[str, Any], place: str, kind: str) -> None:
+    """An item's field that nothing reads is an error, as it is at the top."""
+    known = _ITEM_FIELDS.get(kind, item)
+    for name, value in item.items():
+        if name not in known and value is not None:
+            raise unknown(f"{place}.{name}", dict.fromkeys(known))
+        if name in _SAYS_NOTHING and value is not None:
+            checked(f"{place}.{name}", value, checks.Text(256))
 
 
 def _message(item: Mapping[str, Any], place: str, messages: list[Message]) -> Message:
@@ -73,9 +104,15 @@ def _assistant(messages: list[Message]) -> Message:
 
 def _reasoning(item: Mapping[str, Any], place: str) -> str:
     """An earlier reply's reasoning, where it was sent in the open."""
-    parts = checked(f"{place}.content", item.get("content") or item.get("summary") or [], checks.Array(64, "part"))
+    given = {name: item.get(name) for name in ("content", "summary")}
+    arrays = {
+        name: checked(f"{place}.{name}", value, checks.Array(64, "part")) for name, value in given.items() if value is not None
+    }
+    name = "content" if arrays.get("content") else "summary"
     lines = []
-    for index, part in enumerate(parts):
-        at = f"{place}.content[{index}]"
-        lines.append(checked(f"{at}.text", checked(at, part, checks.Object()).get("text"), checks.Text(2**22)))
+    for index, part in enumerate(arrays.get(name, [])):
+        at = f"{place}.{name}[{index}]"
+        fields = checked(at, part, checks.Object())
+        checked(f"{at}.type", fields.get("type", "reasoning_text"), checks.OneOf(("reasoning_text", "summary_text")))
+        lines.append(checked(f"{at}.text", fields.get("text"), checks.Text(2**22)))
     return "\n".join(lines)

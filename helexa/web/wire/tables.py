@@ -12,7 +12,7 @@ _NOT_STORED = "replies are not stored"
 
 MODEL = acts("model", checks.Text(256, 1), "A name that /v1/models lists.", required=True)
 STREAM = acts("stream", checks.Bool(), "Server-sent events instead of one document.")
-TEMPERATURE = acts("temperature", checks.Number(0, 100), "0: the likeliest token, always. Default: sampling.temperature.")
+TEMPERATURE = acts("temperature", checks.Number(0, 100), "0: the likeliest token, always. Default: what the model recommends, else sampling.temperature.")
 TOP_P = acts("top_p", checks.Number(0, 1), "Draw from the likeliest tokens that hold this probability together; 1: off.")
 TOP_K = acts("top_k", checks.Integer(-1, INT32_MAX), "Draw from so many likeliest tokens; 0 or -1: off.")
 USER = inert("user", checks.Text(4096), "A name of yours for the end user.")
@@ -224,7 +224,7 @@ RESPONSES = (
     acts(
         "input",
         checks.TextOrArray(),
-        "A user's message, or items: `message`, `function_call`, `function_call_output`, `reasoning`.",
+        "A user's message, or items: `message`, `function_call`, `function_call_output`, `reasoning`, `compaction`.",
         required=True,
     ),
     acts("instructions", checks.Text(2**20), "A system message before all others."),
@@ -263,6 +263,32 @@ RESPONSES = (
     refused("prompt_cache_retention", "the prefix cache has one rule for all", "in_memory", "in-memory"),
 )
 
+COMPACT = (
+    MODEL,
+    acts("input", checks.TextOrArray(), "The conversation, as in /v1/responses.", required=True),
+    acts("instructions", checks.Text(2**20), "A system message before all others; it is not part of what comes back."),
+    *(field for field in ENGINE if field.name in ("priority", "cache_salt")),
+    *(field for field in IDENTITY if field.name in ("prompt_cache_key", "service_tier")),
+    refused("previous_response_id", "replies are not stored; send the whole conversation in `input`"),
+    refused("prompt_cache_retention", "the prefix cache has one rule for all", "in_memory", "in-memory"),
+    refused("prompt_cache_options", "the prefix cache has one rule for all"),
+    refused("image", "the model reads text only"),
+)
+
+EMBEDDINGS = (
+    MODEL,
+    acts("input", checks.Prompts(), "What is embedded: at most 2048 prompts, each within the model's context.", required=True),
+    acts("encoding_format", checks.OneOf(("float", "base64")), "`base64`: vectors as float32 numbers, little-endian."),
+    acts(
+        "dimensions",
+        checks.Integer(1, INT32_MAX),
+        "So many numbers of each vector, at length 1 again: for models that were trained to be shortened.",
+    ),
+    *(field for field in ENGINE if field.name == "priority"),
+    USER,
+    refused("truncate_prompt_tokens", "prompts are never cut in silence"),
+)
+
 TOKENIZE = (
     acts("model", checks.Text(256, 1), "A name that /v1/models lists; it may be left out where one model is served."),
     acts("prompt", checks.Text(2**23), "The text."),
@@ -287,8 +313,10 @@ ALL: dict[str, tuple[Field, ...]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
     "/v1/responses": RESPONSES,
+    "/v1/responses/compact": COMPACT,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": COUNT_TOKENS,
+    "/v1/embeddings": EMBEDDINGS,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

@@ -10,7 +10,7 @@ from helexa.errors import RequestError
 from helexa.text.tool_formats import Tool
 from helexa.web.request import ToolUse
 from helexa.web.wire import checks
-from helexa.web.wire.fields import checked, shown, unknown
+from helexa.web.wire.fields import checked, flag, shown, unknown
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -38,6 +38,8 @@ def tool_use(tools: list[Tool], choice: Any, parallel: bool) -> ToolUse | None:
         return None if choice == "none" or not tools else ToolUse(tools, [], parallel)
     if choice == "required":
         return ToolUse(tools, _offered(names, names), parallel)
+    if isinstance(choice, dict):
+        _only(choice, ("type", "name", "function", "allowed_tools", "mode", "tools"), "tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         return _allowed(tools, choice, parallel)
     if isinstance(choice, dict) and choice.get("type") == "function":
@@ -56,9 +58,10 @@ def _named(choice: Mapping[str, Any]) -> Any:
 
 def _offered(wanted: Iterable[Any], names: list[str]) -> list[str]:
     found = list(wanted)
-    missing = next((name for name in found if name not in names), None)
-    if missing is not None or not found:
-        raise RequestError("invalid_value", f"`tool_choice` names {shown(missing)}, which `tools` does not offer", "tool_choice")
+    missing = [name for name in found if name not in names]
+    if missing or not found:
+        named = shown(missing[0]) if missing else "nothing"
+        raise RequestError("invalid_value", f"`tool_choice` names {named}, which `tools` does not offer", "tool_choice")
     return found
 
 
@@ -87,14 +90,20 @@ def _typed(given: Any, place: str) -> dict[str, Any]:
 
 def _wrapped(given: Any, place: str) -> Tool:
     tool = _typed(given, place)
-    for name in tool:
-        if name not in ("type", "function"):
-            raise unknown(f"{place}.{name}", dict.fromkeys(("type", "function")))
+    _only(tool, ("type", "function"), place)
     return function(checked(f"{place}.function", tool.get("function"), checks.Object()), f"{place}.function")
+
+
+def _only(given: Mapping[str, Any], known: tuple[str, ...], place: str) -> None:
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise unknown(f"{place}.{name}", dict.fromkeys(known))
 
 
 def function(given: Mapping[str, Any], place: str, schema: str = "parameters") -> Tool:
     """A function's name, description and JSON Schema; `schema` is what the last is called."""
+    if schema == "parameters":
+        _only(given, ("type", "name", "description", "parameters", "strict"), place)
     name = given.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
@@ -108,5 +117,5 @@ def function(given: Mapping[str, Any], place: str, schema: str = "parameters") -
         name,
         "" if description is None else checked(f"{place}.description", description, checks.Text(2**16)),
         {} if parameters is None else checked(f"{place}.{schema}", parameters, checks.Object()),
-        given.get("strict") is True,
+        flag(f"{place}.strict", given.get("strict")),
     )

@@ -72,6 +72,21 @@ def test_what_goes_wrong_is_an_error_of_that_request(reply, error):
     assert isinstance(seen, Exchange) and error in seen.error
 
 
+def test_further_headers_are_sent():
+    """An API key, beside the headers that every request has."""
+
+    async def script(reader, writer):
+        head, body = await read_request(reader)
+        lines = head.decode().splitlines()
+        assert "Authorization: Bearer k" in lines and "Content-Length: 1" in lines and body == b"x"
+        writer.write(HEAD + b"data: [DONE]\n\n")
+        writer.close()
+
+    key = {"Authorization": "Bearer k"}
+    seen = against(script, lambda address: exchange(address, "POST", "/completions", b"x", key))
+    assert isinstance(seen, Exchange) and [data for _, data in seen.events] == [b"[DONE]"]
+
+
 def test_nobody_there():
     seen = asyncio.run(exchange(Address("127.0.0.1", 1, "/v1", False), "GET", "/models"))
     assert seen.error and seen.status == 0

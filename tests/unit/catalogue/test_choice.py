@@ -41,12 +41,17 @@ def test_the_only_one() -> None:
 @pytest.mark.parametrize(
     ("files", "pick", "expected"),
     [
-        (FILES, "", "4 files; add :FILE or :QUANT to the name, of: big-F16-00001-of-00002.gguf (9.0 kB), m-Q4_K.gguf (4.0 MB)"),
-        (FILES, "Q2_K", "no file fits Q2_K; add"),
-        ([Candidate("a-Q4_0.gguf", 1), Candidate("b-Q4_0.gguf", 2)], "Q4_0", "2 files fit Q4_0; add"),
-        (FILES, "F16", "one of 2 parts"),
-        ([Candidate("model.safetensors", 1)], "", "no .gguf file (it has safetensors, which are not served)"),
-        ([], "", "there is no .gguf file"),
+        (FILES, "", "4 models; add :FILE or :QUANT to the name, of: big-F16-00001-of-00002.gguf (9.0 kB), m-Q4_K.gguf (4.0 MB)"),
+        (FILES, "Q2_K", "none fits Q2_K; add"),
+        ([Candidate("a-Q4_0.gguf", 1), Candidate("b-Q4_0.gguf", 2)], "Q4_0", "2 models fit Q4_0; add"),
+        (FILES, "F16", "big-F16-00001-of-00002.gguf has 2 parts, of which 1 are there"),
+        (
+            [Candidate("model.safetensors", 1)],
+            "",
+            "model.safetensors lies without config.json and tokenizer.json, which are needed",
+        ),
+        ([Candidate("pytorch_model.bin", 1)], "", "(pytorch_model.bin is pickled, which can run code and is not read)"),
+        ([], "", "there is no .gguf and no .safetensors file; choose another source"),
     ],
 )
 def test_none_or_several(files: list[Candidate], pick: str, expected: str) -> None:
@@ -56,6 +61,37 @@ def test_none_or_several(files: list[Candidate], pick: str, expected: str) -> No
     assert (
         expected in caught.value.message and caught.value.message.startswith("some:source: ") and "\n" not in caught.value.message
     )
+
+
+BESIDE = [Candidate(name, 1) for name in ("config.json", "tokenizer.json", "tokenizer_config.json")]
+SHARDS = [Candidate(f"model-0000{n}-of-00002.safetensors", 5_000) for n in (1, 2)]
+INDEX = Candidate("model.safetensors.index.json", 10)
+
+
+def test_a_gguf_in_parts() -> None:
+    """The first part stands for all of them, which come along in order."""
+    parts = [Candidate(f"x/big-Q8_0-0000{n}-of-00003.gguf", n) for n in (2, 1, 3)]
+    chosen = choose([*parts, Candidate("x/small-Q4_0.gguf", 9)], "Q8_0", "s")
+    assert [file.bytes for file in chosen.files] == [1, 2, 3] and chosen.bytes == 6 and chosen.role == "gguf"
+
+
+def test_safetensors() -> None:
+    """One file, or an index and its parts, with what lies beside them; those in other folders count where they are named."""
+    one = choose([Candidate("model.safetensors", 7), Candidate("onnx/model.safetensors", 7), *BESIDE], "", "s")
+    assert one.role == "safetensors" and {file.path for file in one.files} == {"model.safetensors", *(b.path for b in BESIDE)}
+    many = choose([*SHARDS, INDEX, *BESIDE, Candidate("README.md", 1)], "", "s")
+    assert many.path == INDEX.path and len(many.files) == 6 and many.bytes == 10_013
+    inside = [Candidate(f"sub/{file.path}", file.bytes) for file in (Candidate("model.safetensors", 7), *BESIDE)]
+    assert choose([Candidate("model.safetensors", 7), *BESIDE, *inside], "sub/model.safetensors", "s").path == inside[0].path
+
+
+def test_what_fits_is_said() -> None:
+    """Both formats are listed, with their sizes and what is too large for this machine's memory."""
+    files = [Candidate("m-Q4_0.gguf", 4_000_000), Candidate("model.safetensors", 16_000_000_000), *BESIDE]
+    with pytest.raises(ModelSourceError) as caught:
+        choose(files, "", "s", room=8_000_000_000)
+    assert caught.value.message.endswith("of: m-Q4_0.gguf (4.0 MB), model.safetensors (16.0 GB, too large for this machine)")
+    assert choose(files, "model.safetensors", "s", room=1).role == "safetensors"
 
 
 def test_plain_names() -> None:

@@ -32,7 +32,8 @@ class Hub:
         self.error_code = ""
         self.cut_at: int | None = None  # the store ends its answer there, and answers nothing to who asks for the rest
         self.requests: list[tuple[str, str, str, dict[str, str]]] = []  # server, method, path, headers
-        self.servers = [self._server("hub", self._answer_hub), self._server("store", self._answer_store)]
+        self.stores: Callable[[Any], None] = self._answer_store
+        self.servers = [self._server("hub", self._answer_hub), self._server("store", lambda handler: self.stores(handler))]
 
     def _server(self, name: str, answer: Callable[[Any], None]) -> http.server.ThreadingHTTPServer:
         hub = self
@@ -167,8 +168,49 @@ def test_fetch_by_quantisation(hub: Hub, hub_config: Config) -> None:
 def test_several_files_are_listed(hub_config: Config) -> None:
     """With sizes; and so when none fits."""
     message = refused("huggingface:org/repo", hub_config)
-    assert "2 files; add :FILE or :QUANT" in message and "sub/tiny-Q8_0.gguf (400.2 kB)" in message
-    assert "no file fits Q2_K" in refused("huggingface:org/repo:Q2_K", hub_config)
+    assert "2 models; add :FILE or :QUANT" in message and "sub/tiny-Q8_0.gguf (400.2 kB)" in message
+    assert "none fits Q2_K" in refused("huggingface:org/repo:Q2_K", hub_config)
+
+
+def test_safetensors(hub: Hub, hub_config: Config, write_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """All files of the model come, of one commit, and nothing else of the repository; they open as a folder."""
+    made = write_folder(tmp_path / "made", shards=2)
+    hub.files = {path.name: path.read_bytes() for path in made.iterdir()} | {"README.md": b"x", "onnx/model.onnx": b"y"}
+    files = fetch("huggingface:org/repo", hub_config)
+    folder = place(catalogue.parse("huggingface:org/repo", hub_config), hub_config)
+    assert files.files == {"safetensors": str(folder)} and files.licence == "apache-2.0"
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"} == {
+        path.name: path.read_bytes() for path in made.iterdir()
+    }
+    assert catalogue.find(catalogue.parse("huggingface:org/repo", hub_config), hub_config) == files
+    assert files.bytes == sum(path.stat().st_size for path in made.iterdir())
+    (folder / "tokenizer.json").write_bytes(b"{}")
+    assert catalogue.find(catalogue.parse("huggingface:org/repo", hub_config), hub_config) is None, "not as it was fetched"
+    assert "#sha256= names one file, and this model has" in refused(f"huggingface:org/repo#sha256={'0' * 64}", hub_config)
+
+
+def test_safetensors_are_resumed_file_by_file(
+    hub: Hub, hub_config: Config, write_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A fetch that ended between two files asks only for those that have not come."""
+    made = write_folder(tmp_path / "made", shards=2)
+    hub.files = {path.name: path.read_bytes() for path in made.iterdir()}
+    last = hub.files.pop("tokenizer.json")
+    hub.files["tokenizer.json"] = last
+    answer, hub._answer_store = hub._answer_store, lambda handler: hub._send(handler, 404, b"", {})  # type: ignore[method-assign]
+    asked: list[str] = []
+
+    def some(handler: Any) -> None:
+        asked.append(handler.path)
+        (answer if len(asked) <= 3 else hub._answer_store)(handler)
+
+    hub.stores = some
+    assert "did not give it" in refused("huggingface:org/repo", hub_config)
+    came = list(asked[:3])
+    asked.clear()
+    hub.stores = lambda handler: (asked.append(handler.path), answer(handler))[1]
+    fetch("huggingface:org/repo", hub_config)
+    assert not set(asked) & set(came) and len(came) + len(asked) == len(hub.files)
 
 
 def test_the_token_goes_to_the_hub_alone(hub: Hub, hub_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,13 +35,49 @@ def test_what_is_not_there(offline: Config, write_gguf: Callable[..., Path], tmp
         catalogue.fetch(missing, offline, print)
     folder = catalogue.parse(f"file:{tmp_path}/models", offline)
     (tmp_path / "models").mkdir()
-    with pytest.raises(ModelSourceError, match=r"holds no \.gguf file"):
+    with pytest.raises(ModelSourceError, match=r"holds no \.gguf and no \.safetensors file; name one"):
         catalogue.fetch(folder, offline, print)
     for name in ("b.gguf", "a.gguf"):
         write_gguf(tmp_path / "models" / name)
     assert catalogue.find(folder, offline) is None
-    with pytest.raises(ModelSourceError, match=r"holds 2 \.gguf files; name one of: a\.gguf \(.*bytes\), b\.gguf \("):
+    with pytest.raises(ModelSourceError, match=r"holds 2 models; name one of: a\.gguf \(.*bytes\), b\.gguf \("):
         catalogue.fetch(folder, offline, print)
+
+
+def test_safetensors(offline: Config, write_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """A folder of them, sharded or not, is opened as a folder; one file by itself, with what lies beside it."""
+    folder = write_folder(tmp_path / "Model-0.6B")
+    source = catalogue.parse(str(folder), offline)
+    files = catalogue.fetch(source, offline, print)
+    assert files.files == {"safetensors": str(folder)} and source.served_name == "Model-0.6B"
+    assert files.bytes == sum(path.stat().st_size for path in folder.iterdir())
+    one = catalogue.find(catalogue.parse(str(folder / "model.safetensors"), offline), offline)
+    assert one is not None and one.files == {"safetensors": str(folder / "model.safetensors")}
+    sharded = write_folder(tmp_path / "sharded", shards=3)
+    assert catalogue.fetch(catalogue.parse(f"file:{sharded}", offline), offline, print).files == {"safetensors": str(sharded)}
+    out = io.StringIO()
+    assert commands.show(str(sharded), offline, out) == 0
+    assert "3 F32" in out.getvalue() and "architecture   llama" in out.getvalue() and "parameters     192" in out.getvalue()
+
+
+def test_folders_that_are_not_one_model(
+    offline: Config, write_gguf: Callable[..., Path], write_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Mixed formats are listed; a missing tokenizer, and weights that are pickled, are named."""
+    mixed = write_folder(tmp_path / "mixed")
+    write_gguf(mixed / "m.gguf")
+    assert catalogue.find(catalogue.parse(str(mixed), offline), offline) is None
+    with pytest.raises(ModelSourceError, match=r"holds 2 models; name one of: m\.gguf \(.*, model\.safetensors \("):
+        catalogue.fetch(catalogue.parse(str(mixed), offline), offline, print)
+    bare = write_folder(tmp_path / "bare")
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(ModelSourceError, match=r"model\.safetensors lies without tokenizer\.json, which are needed"):
+        catalogue.fetch(catalogue.parse(str(bare), offline), offline, print)
+    pickled = tmp_path / "pickled"
+    pickled.mkdir()
+    (pickled / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ModelSourceError, match=r"pytorch_model\.bin is pickled"):
+        catalogue.fetch(catalogue.parse(str(pickled), offline), offline, print)
 
 
 def test_it_is_not_the_caches(offline: Config, write_gguf: Callable[..., Path], tmp_path: Path) -> None:

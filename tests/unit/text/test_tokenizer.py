@@ -121,9 +121,9 @@ def test_bos() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "'llama', which is not served; served: gpt2"),
+        ({"tokenizer.ggml.model": "bert"}, "'bert', which is not served; served: gpt2 (byte-level BPE), llama (SentencePiece)"),
         ({"tokenizer.ggml.model": None}, "None, which is not served"),
-        ({"tokenizer.ggml.pre": "tekken"}, "'tekken', which is not served; served: gpt-2, smollm, llama-bpe, qwen2"),
+        ({"tokenizer.ggml.pre": "tekken"}, "'tekken', which is not served; served: gpt-2, smollm, starcoder, "),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None"),
         ({"tokenizer.ggml.pre": ["smollm"]}, "not served"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),

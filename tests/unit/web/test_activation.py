@@ -18,9 +18,11 @@ from helexa.web.resources.health import activation
         ([("a", "ready", {"gguf": "x"}), ("b", "failed", {})], "completed", {"completed": ["a"], "failed": ["b"]}),
         ([("a", "restarting", {"gguf": "x"})], "in_progress", {"in_progress": ["a"]}),
         ([("a", "failed", {"gguf": "x"})], "failed", {"failed": ["a"]}),
+        ([("a", "unloaded", {}), ("b", "unloaded", {})], "completed", {}),
+        ([("a", "unloaded", {}), ("b", "loading", {})], "pending", {"pending": ["b"]}),
     ],
 )
-def test_every_model_is_in_one_group(models, state, groups):
+def test_every_model_that_is_wanted_is_in_one_group(models, state, groups):
     seen = activation([model_info(name, state=its, files=files) for name, its, files in models])
     empty = {"pending": [], "in_progress": [], "completed": [], "failed": []}
     assert seen == {"state": state, **empty, **groups}

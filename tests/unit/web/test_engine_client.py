@@ -13,7 +13,7 @@ from fake_scheduler import FakeScheduler, model_info
 from helexa.errors import RequestError
 from helexa.web import engine_client
 from helexa.web.engine_client import EngineClient, Stream
-from ipc.messages import Abort, Credit, FinishAck, Generate, Hello, SamplingParams
+from ipc.messages import Abort, Credit, FinishAck, Generate, Hello, ModelInfo, SamplingParams, Want
 
 PROMPT = list(range(40))
 
@@ -23,11 +23,11 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def play(run_dir: Path, scene: Callable[[EngineClient], Awaitable[None]]) -> None:
+def play(run_dir: Path, scene: Callable[[EngineClient], Awaitable[None]], **settings: float) -> None:
     """Runs the scene with an engine client that is open."""
 
     async def main() -> None:
-        engine = EngineClient(run_dir)
+        engine = EngineClient(run_dir, **settings)
         engine.open()
         try:
             async with asyncio.timeout(20):
@@ -242,3 +242,56 @@ def test_a_draining_server_takes_nothing_new(run_dir: Path) -> None:
     with FakeScheduler(run_dir) as peer:
         peer.draining = True
         play(run_dir, scene)
+
+
+def unloaded(state: str = "unloaded", **fields: object) -> list[ModelInfo]:
+    return [model_info(), model_info("other", state=state, on_request=True, **fields)]
+
+
+def test_a_model_on_request_is_asked_for_and_waited_for(run_dir: Path) -> None:
+    """The scheduler is told that it is wanted, again after it was said to be unloaded still; the request goes on once it is ready."""
+
+    async def scene(engine: EngineClient) -> None:
+        await engine.model("m")
+        asking = asyncio.create_task(engine.model("other"))
+        await asyncio.to_thread(peer.wait_for, Want)
+        peer.change_models(unloaded())
+        wanted = await asyncio.to_thread(peer.wait_for, Want, 2)
+        assert [message.model for message in wanted] == ["other"] * 2
+        peer.change_models(unloaded("loading"))
+        await engine.models_changed()
+        assert not asking.done()
+        peer.change_models(unloaded("ready"))
+        assert (await asking).state == "ready"
+
+    with FakeScheduler(run_dir, models=unloaded()) as peer:
+        play(run_dir, scene)
+
+
+@pytest.mark.parametrize("state", ["failed", "gone"])
+def test_a_model_on_request_that_does_not_come(run_dir: Path, state: str) -> None:
+    """All who wait are told at once, with the reason."""
+
+    async def scene(engine: EngineClient) -> None:
+        asking = [asyncio.create_task(engine.model("other")) for _ in range(3)]
+        await asyncio.to_thread(peer.wait_for, Want)
+        peer.change_models([model_info()] if state == "gone" else unloaded("failed", error="no room"))
+        errors = await asyncio.gather(*asking, return_exceptions=True)
+        codes = {error.code for error in errors if isinstance(error, RequestError)}
+        assert codes == {"model_not_found" if state == "gone" else "model_failed"}
+        assert state == "gone" or "no room" in str(errors[0])
+
+    with FakeScheduler(run_dir, models=unloaded()) as peer:
+        play(run_dir, scene)
+
+
+def test_how_many_wait_for_a_model_and_how_long_is_bounded(run_dir: Path) -> None:
+    """By admission.queue_depth and admission.queue_wait_s, as any queue."""
+
+    async def scene(engine: EngineClient) -> None:
+        asking = [asyncio.create_task(engine.model("other")) for _ in range(3)]
+        errors = await asyncio.gather(*asking, return_exceptions=True)
+        assert [getattr(error, "code", error) for error in errors] == ["model_loading", "model_loading", "queue_full"]
+
+    with FakeScheduler(run_dir, models=unloaded()):
+        play(run_dir, scene, load_wait_s=0.2, load_depth=2)

@@ -179,3 +179,10 @@ def test_off_values_reach_the_engine_as_off() -> None:
     """top_k -1 is 0; top_p 0 keeps the likeliest token alone, which the engine's range spells as a tiny number."""
     options = parse(body(top_k=-1, top_p=0, stop="", seed=-1)).options
     assert options.top_k == 0 and 0 < options.top_p < 1e-6 and options.stop == [] and options.seed == -1
+
+
+@pytest.mark.parametrize("kind", [{}, [], 5, None, True], ids=str)
+def test_a_part_whose_type_is_no_text_is_refused(kind: Any) -> None:
+    """Of any JSON type: a 400 that names it."""
+    error = refusal(messages=[{"role": "user", "content": [{"type": kind, "text": "a"}]}])
+    assert (error.status, error.param) == (400, "messages[0].content[0].type")

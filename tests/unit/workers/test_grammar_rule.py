@@ -29,7 +29,7 @@ def file(tiny_model_path) -> GGUFFile:
 
 @pytest.fixture(scope="module")
 def grammars(file) -> Grammars:
-    return Grammars(file.metadata, [END], len(file.metadata["tokenizer.ggml.tokens"]))
+    return Grammars(file, [END], len(file.metadata["tokenizer.ggml.tokens"]))
 
 
 def of(kind: Any, value: Any) -> str:

@@ -3,32 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dividing.h"
 #include "float_mode.h"
 
 namespace helexa {
-namespace {
-
-constexpr int kSerialCost = 4096;  // elements of row work below which waking the pool costs more than it saves
-constexpr int kRowsTogether = 64;  // rows whose quantised activations stay in a core's cache while columns pass by
-constexpr int kChunksPerThread = 4;
-constexpr int kTileChunksPerThread = 8;  // attention tiles differ in size, so they are dealt finer
-
-int chunks_for(int items, int threads) { return std::min(items, threads * kChunksPerThread); }
-
-// The first item of a chunk when `items` are dealt evenly.
-int first_of(int chunk, int chunks, int items) { return static_cast<int>(static_cast<int64_t>(items) * chunk / chunks); }
-
-int groups_of(const helexa_segment& segment) { return (segment.rows + kLanes - 1) / kLanes; }
-
-ActivationBlock* panel_of(void* quantised, int row, int columns) {
-    return static_cast<ActivationBlock*>(quantised) +
-           static_cast<size_t>(row / kPanelRows) * static_cast<size_t>(columns / kQuantBlock);
-}
-
-template <class T> T* row_of(T* rows, int row, int width) { return rows + static_cast<size_t>(row) * static_cast<size_t>(width); }
-
-}  // namespace
-
 Engine::Engine(const Kernels& kernels, int threads, int spins)
     : kernels_(kernels),
       pool_(threads, spins),
@@ -71,21 +49,11 @@ const char* Engine::check(const helexa_op* ops, int count, const helexa_inputs& 
 
 const char* Engine::run(const helexa_op* ops, int count, const helexa_inputs& inputs) {
     if (const char* wrong = check(ops, count, inputs)) return wrong;
+    if (const char* wrong = check_state(ops, count, inputs)) return wrong;
     const FloatMode mode;
     inputs_ = &inputs;
     for (int i = 0; i < count; i++) run_op(ops[i]);
     return nullptr;
-}
-
-// Rows of one panel of quantised activations share cache lines, so they stay on one thread.
-template <class Row> void Engine::each_row(const helexa_op& op, int cost, const Row& row) {
-    const int rows = rows_of(op), together = op.quantised_out != nullptr ? kPanelRows : 1;
-    const int items = (rows + together - 1) / together;
-    const int chunks = static_cast<int64_t>(rows) * cost < kSerialCost ? 1 : chunks_for(items, pool_.threads());
-    pool_.run(chunks, [&](int chunk, int thread) {
-        const int end = std::min(rows, together * first_of(chunk + 1, chunks, items));
-        for (int i = together * first_of(chunk, chunks, items); i < end; i++) row(i, thread);
-    });
 }
 
 // row(i, out) computes an output row; it is then quantised where the op asks for that.
@@ -120,10 +88,20 @@ void Engine::run_op(const helexa_op& op) {
             return each_row_quantised(
                 op, width, [&](int i, float* out) { kernels_.add(row_of(op.x, i, width), row_of(op.y, i, width), width, out); });
         case HELEXA_SILU_MUL:
+        case HELEXA_GELU_MUL:
             return each_row_quantised(op, 2 * width, [&](int i, float* out) {
                 const float* gate = row_of(op.x, i, 2 * width);
-                kernels_.silu_mul(gate, gate + width, width, out);
+                (op.kind == HELEXA_GELU_MUL ? kernels_.gelu_mul : kernels_.silu_mul)(gate, gate + width, width, out);
             });
+        case HELEXA_SCALE:
+            return each_row(op, width, [&](int i, int) {
+                kernels_.scale(row_of(op.x, i, width), op.scale, width, row_of(op.out, i, width));
+            });
+        case HELEXA_SOFT_CAP:
+            return each_row(op, width, [&](int i, int) {
+                kernels_.soft_cap(row_of(op.x, i, width), op.soft_cap, width, row_of(op.out, i, width));
+            });
+        case HELEXA_NORM_HEADS: return norm_heads(op);
         case HELEXA_GATHER:
             return each_row_quantised(op, width, [&](int i, float* out) {
                 const float* x = row_of(op.x, inputs_->logit_row_ids[i], width);
@@ -134,39 +112,67 @@ void Engine::run_op(const helexa_op& op) {
                 kernels_.quantise(row_of(op.x, i, width), width, panel_of(op.quantised_out, i, width), i % kPanelRows);
             });
         case HELEXA_LINEAR: return linear(op);
-        case HELEXA_LINEAR_SILU: return linear_silu(op);
+        case HELEXA_LINEAR_SILU: return linear_gated(op, kernels_.silu_mul);
+        case HELEXA_LINEAR_GELU: return linear_gated(op, kernels_.gelu_mul);
+        case HELEXA_MOE: return experts(op);
         case HELEXA_ROPE_KV: return rope_kv(op);
         case HELEXA_ATTENTION: return attention(op);
+        case HELEXA_CAUSAL_CONV: return causal_conv(op);
+        case HELEXA_DELTA_RULE: return delta_rule(op);
+        case HELEXA_GDN_GATES:
+            return each_row(op, width, [&](int i, int) {
+                kernels_.gate_heads(row_of(op.x, i, width), op.vector, op.vector2, width / 2, row_of(op.out, i, width));
+            });
+        case HELEXA_GATED_NORM:
+            return each_row_quantised(op, 3 * width, [&](int i, float* out) {
+                const float *x = row_of(op.x, i, width), *gate = row_of(op.y, i, width);
+                for (int at = 0; at < width; at += op.head_dim) {
+                    kernels_.rms_norm(x + at, op.vector, op.eps, op.head_dim, out + at);
+                    kernels_.silu_mul(gate + at, out + at, op.head_dim, out + at);
+                }
+            });
+        case HELEXA_SIGMOID_MUL:
+            return each_row_quantised(op, 2 * width, [&](int i, float* out) {
+                const bool single = op.heads == 1;
+                kernels_.sigmoid_mul(row_of(op.x, i, width), row_of(op.y, i, single ? 1 : width), single, width, out);
+            });
         default: return;
     }
 }
 
+// Groups first .. last - 1 of a linear's columns for rows 0 .. rows - 1 of x.
+void Engine::linear_groups(const helexa_linear& weight, int first, int last, const float* x, const ActivationBlock* quantised,
+                           int rows, float* out) const {
+    for (int row = 0; row < rows; row += kRowsTogether) {
+        int group = 0, column = 0;
+        for (int s = 0; s < weight.segment_count; s++) {
+            const helexa_segment& segment = weight.segments[s];
+            const int from = std::max(first - group, 0), to = std::min(last - group, groups_of(segment));
+            if (from < to)
+                kernels_.linear(segment, weight.inputs, from, to, x, quantised, row, std::min(row + kRowsTogether, rows),
+                                row_of(out, row, weight.outputs) + column + from * kLanes, static_cast<size_t>(weight.outputs));
+            group += groups_of(segment);
+            column += segment.rows;
+        }
+    }
+}
+
 void Engine::linear(const helexa_op& op) {
-    const helexa_linear& weight = *op.linear;
     const auto* quantised = static_cast<const ActivationBlock*>(op.quantised_x);
-    const int rows = rows_of(op);
-    int groups = 0;
-    for (int s = 0; s < weight.segment_count; s++) groups += groups_of(weight.segments[s]);
-    const int chunks = chunks_for(groups, pool_.threads());
+    const int rows = rows_of(op), groups = groups_of(*op.linear), chunks = chunks_for(groups, pool_.threads());
     pool_.run(rows == 0 ? 0 : chunks, [&](int chunk, int) {
         const int first = first_of(chunk, chunks, groups), last = first_of(chunk + 1, chunks, groups);
-        for (int row = 0; row < rows; row += kRowsTogether) {
-            int group = 0, column = 0;
-            for (int s = 0; s < weight.segment_count; s++) {
-                const helexa_segment& segment = weight.segments[s];
-                const int from = std::max(first - group, 0), to = std::min(last - group, groups_of(segment));
-                if (from < to)
-                    kernels_.linear(segment, weight.inputs, from, to, op.x, quantised, row, std::min(row + kRowsTogether, rows),
-                                    row_of(op.out, row, op.width) + column + from * kLanes, static_cast<size_t>(op.width));
-                group += groups_of(segment);
-                column += segment.rows;
-            }
-        }
+        linear_groups(*op.linear, first, last, op.x, quantised, rows, op.out);
     });
+    if (op.vector != nullptr)
+        each_row(op, op.width, [&](int i, int) {
+            float* out = row_of(op.out, i, op.width);
+            kernels_.add(out, op.vector, op.width, out);
+        });
 }
 
 // 32 columns of gate and of up are computed, joined and quantised while they are near: neither is ever written out.
-void Engine::linear_silu(const helexa_op& op) {
+void Engine::linear_gated(const helexa_op& op, GatedKernel gated) {
     constexpr int kUnit = kQuantBlock, kGroups = kUnit / kLanes;
     const helexa_linear& weight = *op.linear;
     const auto* quantised = static_cast<const ActivationBlock*>(op.quantised_x);
@@ -182,7 +188,7 @@ void Engine::linear_silu(const helexa_op& op) {
                 for (int i = row; i < end; i++) {
                     float* gate = row_of(sides[0], i - row, kUnit);
                     float* out = op.out != nullptr ? row_of(op.out, i, op.width) + unit * kUnit : gate;
-                    kernels_.silu_mul(gate, row_of(sides[1], i - row, kUnit), kUnit, out);
+                    gated(gate, row_of(sides[1], i - row, kUnit), kUnit, out);
                     if (op.quantised_out != nullptr)
                         kernels_.quantise(out, kUnit, panel_of(op.quantised_out, i, op.width) + unit, i % kPanelRows);
                 }
@@ -196,6 +202,20 @@ uint8_t* Engine::kv_head(int layer, int block, int head) const {
                              static_cast<size_t>(kv_.kv_heads) +
                          static_cast<size_t>(head);
     return static_cast<uint8_t*>(kv_.data) + index * head_block_bytes(kv_.head_dim);
+}
+
+// Each head by itself; values pass through.
+void Engine::norm_heads(const helexa_op& op) {
+    const int head_dim = op.head_dim, normed = op.heads + op.kv_heads;
+    each_row(op, op.width, [&](int i, int) {
+        const float* x = row_of(op.x, i, op.width);
+        float* out = row_of(op.out, i, op.width);
+        for (int head = 0; head < normed; head++) {
+            const float* weight = head < op.heads ? op.vector : op.vector2;
+            kernels_.rms_norm(x + head * head_dim, weight, op.eps, head_dim, out + head * head_dim);
+        }
+        if (out != x) std::copy(x + normed * head_dim, x + op.width, out + normed * head_dim);
+    });
 }
 
 void Engine::rope_kv(const helexa_op& op) {
@@ -224,6 +244,8 @@ void Engine::rope_kv(const helexa_op& op) {
 void Engine::attention(const helexa_op& op) {
     const int head_dim = op.head_dim, group = op.heads / op.kv_heads;
     const int heads_together = std::min(group, kMaxQueries), rows_together = std::max(1, kMaxQueries / group);
+    const bool ruled = op.window > 0 || op.soft_cap > 0.0f;
+    const auto attend = ruled ? kernels_.attend_ruled : kernels_.attend;
     tiles_.clear();
     for (int sequence = 0; sequence < inputs_->sequences; sequence++) {
         const int end = inputs_->row_start[sequence + 1];
@@ -235,11 +257,13 @@ void Engine::attention(const helexa_op& op) {
                     tile.block_stride = static_cast<size_t>(kv_.kv_heads) * head_block_bytes(head_dim);
                     tile.blocks = row_of(inputs_->block_tables, sequence, inputs_->table_width);
                     tile.head_dim = head_dim;
-                    tile.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+                    tile.scale = op.scale > 0.0f ? op.scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+                    tile.soft_cap = op.soft_cap;
                     for (int r = row; r < std::min(row + rows_together, end); r++)
                         for (int h = head; h < std::min(head + heads_together, (kv + 1) * group); h++) {
                             tile.queries[tile.count] = row_of(op.x, r, op.width) + h * head_dim;
                             tile.outs[tile.count] = row_of(op.out, r, op.width) + h * head_dim;
+                            tile.starts[tile.count] = op.window > 0 ? std::max(0, inputs_->positions[r] + 1 - op.window) : 0;
                             tile.limits[tile.count++] = inputs_->positions[r] + 1;
                         }
                     tiles_.push_back(tile);
@@ -250,7 +274,7 @@ void Engine::attention(const helexa_op& op) {
     pool_.run(chunks, [&](int chunk, int) {
         for (int i = items - first_of(chunk, chunks, items); i-- > items - first_of(chunk + 1, chunks, items);) {
             const bool more = i > items - first_of(chunk + 1, chunks, items);
-            kernels_.attend(tiles_[static_cast<size_t>(i)], more ? &tiles_[static_cast<size_t>(i - 1)] : nullptr);
+            attend(tiles_[static_cast<size_t>(i)], more ? &tiles_[static_cast<size_t>(i - 1)] : nullptr);
         }
     });
     if (op.quantised_out != nullptr)

@@ -1,5 +1,5 @@
-// exp and log as polynomials in one fixed order of operations, so that every instruction set gives the same bits.
-// Coefficients and range reductions are those of the Cephes library's expf and logf (S. Moshier); about 1 and 2 ulp.
+// exp, log and tanh as polynomials in one fixed order of operations, so that every instruction set gives the same bits.
+// Coefficients and range reductions are those of the Cephes library's expf, logf and tanhf (S. Moshier); about 1 and 2 ulp.
 #pragma once
 #include <cstdint>
 
@@ -27,6 +27,29 @@ template <class Isa> typename Isa::F exp_clamped(typename Isa::F x) {
 // e^x for x <= 0, exactly 0 below -87 and exactly 1 at 0.
 template <class Isa> typename Isa::F exp_not_positive(typename Isa::F x) {
     return Isa::select(Isa::less(x, Isa::set(kExpLow)), Isa::zero(), exp_clamped<Isa>(x));
+}
+
+// tanh x, exactly odd; NaN stays NaN.
+template <class Isa> typename Isa::F tanh_any(typename Isa::F x) {
+    const auto negative = Isa::less(x, Isa::zero());
+    const auto magnitude = Isa::select(negative, Isa::sub(Isa::zero(), x), x);
+    const auto square = Isa::mul(x, x);
+    auto p = Isa::set(-5.70498872745e-3f);
+    p = Isa::fma(p, square, Isa::set(2.06390887954e-2f));
+    p = Isa::fma(p, square, Isa::set(-5.37397155531e-2f));
+    p = Isa::fma(p, square, Isa::set(1.33314422036e-1f));
+    p = Isa::fma(p, square, Isa::set(-3.33332819422e-1f));
+    const auto near = Isa::fma(Isa::mul(p, square), magnitude, magnitude);
+    const auto e = exp_clamped<Isa>(Isa::add(magnitude, magnitude));
+    const auto far = Isa::sub(Isa::set(1.0f), Isa::div(Isa::set(2.0f), Isa::add(e, Isa::set(1.0f))));
+    const auto y = Isa::select(Isa::less(magnitude, Isa::set(0.625f)), near, far);
+    return Isa::select(negative, Isa::sub(Isa::zero(), y), y);
+}
+
+// cap * tanh(x / cap); what is not finite stays so, that a broken row shows.
+template <class Isa> typename Isa::F softly_capped(typename Isa::F x, float cap) {
+    const auto capped = Isa::mul(tanh_any<Isa>(Isa::div(x, Isa::set(cap))), Isa::set(cap));
+    return Isa::fma(Isa::zero(), x, capped);
 }
 
 // ln x for normal x > 0, and -infinity at 0.

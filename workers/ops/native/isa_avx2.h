@@ -87,6 +87,11 @@ struct Avx2 {
                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p + 8)), 16))};
     }
 
+    static F from_int8(const int8_t* p) {
+        const __m128i bytes = load128(p);
+        return to_float({_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+    }
+
     static float reduce_max(F x) {
         const __m256 m = _mm256_max_ps(x.a, x.b);
         __m128 y = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));

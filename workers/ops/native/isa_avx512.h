@@ -68,6 +68,10 @@ struct Avx512 {
         return as_float(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
     }
 
+    static F from_int8(const int8_t* p) {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    }
+
     static float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
     static float reduce_add(F x) { return reduce_add8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
     // The bits of the largest magnitude of 32 floats.

@@ -156,6 +156,10 @@ struct Portable {
         return each<F>([&](int i) { return bfloat_to_float(p[i]); });
     }
 
+    static F from_int8(const int8_t* p) {
+        return each<F>([&](int i) { return static_cast<float>(p[i]); });
+    }
+
     static float reduce_max(const F& x) {
         float best = x.v[0];
         for (float lane : x.v) best = lane > best ? lane : best;

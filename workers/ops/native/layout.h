@@ -1,35 +1,18 @@
-// How weights, quantised activations and the KV cache lie in memory. The same bytes for every instruction set.
+// How quantised activations and the KV cache lie in memory, the same bytes for every instruction set. Weights: packed_weights.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
+#include "helexa_ops.h"
+
 namespace helexa {
 
 constexpr int kLanes = 16;        // output columns of one packed group, one a vector lane
-constexpr int kQuantBlock = 32;   // weights that share a scale in Q4_0, Q4_1 and Q8_0, and activations that do
+constexpr int kQuantBlock = 32;   // activations that share a scale, and the weights that meet them
+constexpr int kSuperBlock = 256;  // weights of a block of a K type
 constexpr int kPanelRows = 8;     // rows of quantised activations that lie side by side
 constexpr int kBlockTokens = 16;  // S: tokens in a KV block
 constexpr int kMaxHeadDim = 256;
-
-// One block of 32 weights of 16 columns, so that a load gives each lane neighbours in K, to be multiplied in pairs. The words of
-// `q[j][lane]` hold the even and the odd ones of weights 8j .. 8j + 7 as nibbles, the first in the lowest bits; the bytes of
-// Q8_0's `q[j][lane]` are weights 2j and 2j + 1.
-struct Q4_0Group {
-    uint16_t scale[kLanes];  // float16
-    uint16_t q[4][kLanes][2];
-};
-struct Q4_1Group {
-    uint16_t scale[kLanes];
-    uint16_t minimum[kLanes];
-    uint16_t q[4][kLanes][2];
-};
-struct Q8_0Group {
-    uint16_t scale[kLanes];
-    int8_t q[16][kLanes][2];
-};
-
-// Where nibble k of a lane begins in its word, q[k / 8][lane][k % 2].
-static inline int nibble_shift(int k) { return k % 8 / 2 * 4; }
 
 // 32 neighbours in K of 8 rows of activations, x = scale * q.
 struct ActivationBlock {
@@ -45,6 +28,23 @@ static inline int padded_head_dim(int head_dim) { return (head_dim + kLanes - 1)
 static inline size_t key_bytes(int head_dim) { return sizeof(uint16_t) * kBlockTokens * static_cast<size_t>(head_dim); }
 static inline size_t head_block_bytes(int head_dim) {
     return key_bytes(head_dim) + sizeof(uint16_t) * kBlockTokens * static_cast<size_t>(padded_head_dim(head_dim));
+}
+
+// What a recurrent layer holds of one sequence, in floats: the last kernel - 1 inputs of its convolution, [kernel - 1][channels]
+// (queries, keys, values), then a matrix of each value head in groups of 16 value columns, [value heads][groups][key dim][16].
+constexpr int kKeyUnroll = 4;  // the key dim is padded to a multiple
+static inline int padded_key_dim(int key_dim) { return (key_dim + kKeyUnroll - 1) / kKeyUnroll * kKeyUnroll; }
+static inline int value_groups(const helexa_state& state) { return (state.value_dim + kLanes - 1) / kLanes; }
+static inline int conv_channels(const helexa_state& state) {
+    return 2 * state.key_heads * state.key_dim + state.value_heads * state.value_dim;
+}
+static inline size_t conv_state_floats(const helexa_state& state) {
+    const size_t floats = static_cast<size_t>(state.kernel - 1) * static_cast<size_t>(conv_channels(state));
+    return (floats + kLanes - 1) / kLanes * kLanes;
+}
+static inline size_t layer_state_floats(const helexa_state& state) {
+    return conv_state_floats(state) + static_cast<size_t>(state.value_heads) * static_cast<size_t>(value_groups(state)) *
+                                          static_cast<size_t>(padded_key_dim(state.key_dim)) * kLanes;
 }
 
 }  // namespace helexa

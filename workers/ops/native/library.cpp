@@ -5,6 +5,7 @@
 #include "engine.h"
 #include "helexa_ops.h"
 #include "packing.h"
+#include "quantising.h"
 
 #ifndef HELEXA_SOURCE_HASH
 #define HELEXA_SOURCE_HASH "unknown"
@@ -74,12 +75,18 @@ HELEXA_EXPORT void helexa_engine_free(helexa_engine* engine) { delete engine; }
 
 HELEXA_EXPORT void helexa_engine_set_kv(helexa_engine* engine, const helexa_kv* kv) { engine->engine.set_kv(*kv); }
 
+HELEXA_EXPORT void helexa_engine_set_state(helexa_engine* engine, const helexa_state* state) { engine->engine.set_state(*state); }
+
 HELEXA_EXPORT size_t helexa_packed_bytes(int32_t type, int32_t rows, int32_t columns) {
     return helexa::packed_bytes(type, rows, columns);
 }
 
 HELEXA_EXPORT void helexa_pack(int32_t type, int32_t rows, int32_t columns, const void* source, void* packed) {
     helexa::pack(type, rows, columns, source, packed);
+}
+
+HELEXA_EXPORT int32_t helexa_quantise_weights(int32_t from, int32_t to, size_t count, const void* source, void* blocks) {
+    return helexa::quantise_weights(from, to, count, source, blocks) ? 1 : 0;
 }
 
 HELEXA_EXPORT size_t helexa_quantised_bytes(int32_t rows, int32_t columns) {
@@ -89,6 +96,10 @@ HELEXA_EXPORT size_t helexa_quantised_bytes(int32_t rows, int32_t columns) {
 
 HELEXA_EXPORT size_t helexa_kv_block_bytes(int32_t kv_heads, int32_t head_dim) {
     return static_cast<size_t>(kv_heads) * helexa::head_block_bytes(head_dim);
+}
+
+HELEXA_EXPORT size_t helexa_state_bytes(const helexa_state* state) {
+    return sizeof(float) * static_cast<size_t>(state->layers) * helexa::layer_state_floats(*state);
 }
 
 HELEXA_EXPORT const char* helexa_run(helexa_engine* engine, const helexa_op* ops, int32_t count, const helexa_inputs* inputs) {

@@ -14,11 +14,15 @@ BUILD_COMMAND = "python -m workers.ops.native.build"
 REMEDY = f"install a C++ compiler (g++ or clang++), then run `{BUILD_COMMAND}` in the environment that helexa is installed in"
 
 # enum helexa_type
-TYPES = {"F32": 0, "F16": 1, "BF16": 2, "Q4_0": 3, "Q4_1": 4, "Q8_0": 5}
-QUANTISED_TYPES = frozenset({"Q4_0", "Q4_1", "Q8_0"})
+_TYPE_ORDER = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+TYPES = {name: number for number, name in enumerate(_TYPE_ORDER)}
+QUANTISED_TYPES = frozenset(_TYPE_ORDER[3:])
 
 # enum helexa_op_kind
 EMBED, RMS_NORM, ADD, LINEAR, ROPE_KV, ATTENTION, SILU_MUL, GATHER, QUANTISE, LINEAR_SILU = range(10)
+GELU_MUL, LINEAR_GELU, SCALE, SOFT_CAP, NORM_HEADS, MOE = range(10, 16)
+
+CAUSAL_CONV, GDN_GATES, DELTA_RULE, GATED_NORM, SIGMOID_MUL = range(32, 37)
 
 
 class CSegment(Structure):
@@ -33,8 +37,32 @@ class CRope(Structure):
     _fields_ = [("half", c_int32), ("neox", c_int32), ("positions", c_int32), ("cos", c_void_p), ("sin", c_void_p)]
 
 
+class CExperts(Structure):
+    _fields_ = [
+        ("count", c_int32),
+        ("top_k", c_int32),
+        ("normalise", c_int32),
+        ("gate_up", POINTER(CLinear)),
+        ("down", POINTER(CLinear)),
+    ]
+
+
 class CKv(Structure):
     _fields_ = [("data", c_void_p), ("layers", c_int32), ("blocks", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32)]
+
+
+class CState(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("slots", c_int32),
+        ("layers", c_int32),
+        ("key_heads", c_int32),
+        ("value_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("kernel", c_int32),
+        ("tiled", c_int32),
+    ]
 
 
 class CInputs(Structure):
@@ -50,6 +78,7 @@ class CInputs(Structure):
         ("context_lens", c_void_p),
         ("block_tables", c_void_p),
         ("logit_row_ids", c_void_p),
+        ("state_slots", c_void_p),
     ]
 
 
@@ -70,8 +99,13 @@ class COp(Structure):
         ("quantised_x", c_void_p),
         ("quantised_out", c_void_p),
         ("vector", c_void_p),
+        ("vector2", c_void_p),
         ("linear", POINTER(CLinear)),
         ("rope", POINTER(CRope)),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("window", c_int32),
+        ("experts", POINTER(CExperts)),
     ]
 
 
@@ -85,8 +119,11 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "helexa_engine_new": (c_void_p, [c_char_p, c_int32, c_int32]),
     "helexa_engine_free": (None, [c_void_p]),
     "helexa_engine_set_kv": (None, [c_void_p, POINTER(CKv)]),
+    "helexa_engine_set_state": (None, [c_void_p, POINTER(CState)]),
+    "helexa_state_bytes": (c_size_t, [POINTER(CState)]),
     "helexa_packed_bytes": (c_size_t, [c_int32, c_int32, c_int32]),
     "helexa_pack": (None, [c_int32, c_int32, c_int32, c_void_p, c_void_p]),
+    "helexa_quantise_weights": (c_int32, [c_int32, c_int32, c_size_t, c_void_p, c_void_p]),
     "helexa_quantised_bytes": (c_size_t, [c_int32, c_int32]),
     "helexa_kv_block_bytes": (c_size_t, [c_int32, c_int32]),
     "helexa_run": (c_char_p, [c_void_p, POINTER(COp), c_int32, POINTER(CInputs)]),

@@ -5,6 +5,7 @@
 #include "half.h"
 #include "kernels.h"
 #include "layout.h"
+#include "packed_weights.h"
 
 #if defined(__clang__)
 #define HELEXA_UNROLL _Pragma("unroll")
@@ -59,11 +60,11 @@ template <class Isa, int Rows> struct TileOut {
 
 // Asks for the weights that come `kAhead` bytes later, also across the end of a group: the next one lies behind it. Reading
 // ahead pays because a tile of one row is done with a block long before memory has answered.
-template <class Group> HELEXA_INLINE void prefetch(const Group* w) {
+template <size_t Bytes> HELEXA_INLINE void prefetch(const void* w) {
     constexpr size_t kAhead = 4096;
-    const char* ahead = reinterpret_cast<const char*>(w) + kAhead;
+    const char* ahead = static_cast<const char*>(w) + kAhead;
     HELEXA_UNROLL
-    for (size_t line = 0; line < sizeof(Group); line += 64) __builtin_prefetch(ahead + line, 0, 3);
+    for (size_t line = 0; line < Bytes; line += 64) __builtin_prefetch(ahead + line, 0, 3);
 }
 
 // sums[t] += weights times activations k and k + 1 of row t.
@@ -78,40 +79,53 @@ template <class Isa, int Rows> HELEXA_INLINE void divide_by_16(typename Isa::I (
     for (int t = 0; t < Rows; t++) sums[t] = Isa::template shift_right_signed<4>(sums[t]);
 }
 
-// The integers of one block. Nibbles are taken out of their words with a mask alone, which leaves some times 256 or 16: these are
-// summed first and divided while the sum is a multiple of 16, so exactly, and 256 * 15 * 8 * 32767 fits in 32 bits. Where
-// products take long (kChains is 2), the others go to a second sum, so that neither waits for the other.
-template <class Isa, int Rows, class Group>
-HELEXA_INLINE void dot_block(const Group& w, const int16_t (*x)[kQuantBlock], typename Isa::I (&sums)[Rows]) {
-    typename Isa::I second[Rows];
-    auto& more = Isa::kChains == 2 ? second : sums;
-    HELEXA_UNROLL
-    for (int t = 0; t < Rows; t++) sums[t] = second[t] = Isa::set_int(0);
-    if constexpr (std::is_same_v<Group, Q8_0Group>) {
+// A sum of products that is under way. Where products take long (kChains is 2), there is a second one, so that neither waits for
+// the other.
+template <class Isa, int Rows> struct Sums {
+    typename Isa::I first[Rows], second[Rows];
+
+    Sums() {
         HELEXA_UNROLL
-        for (int j = 0; j < 16; j += 2) {
-            add_pairs<Isa, Rows>(sums, Isa::byte_pairs(w.q[j]), x, 2 * j);
-            add_pairs<Isa, Rows>(more, Isa::byte_pairs(w.q[j + 1]), x, 2 * j + 2);
-        }
-    } else {
-        HELEXA_UNROLL
-        for (int j = 0; j < 4; j++) add_pairs<Isa, Rows>(sums, Isa::template nibble_pairs<2>(w.q[j]), x, 8 * j + 4);
-        divide_by_16<Isa, Rows>(sums);
-        HELEXA_UNROLL
-        for (int j = 0; j < 4; j++) add_pairs<Isa, Rows>(sums, Isa::template nibble_pairs<1>(w.q[j]), x, 8 * j + 2);
-        divide_by_16<Isa, Rows>(sums);
-        HELEXA_UNROLL
-        for (int j = 0; j < 4; j++) {
-            add_pairs<Isa, Rows>(more, Isa::template nibble_pairs<0>(w.q[j]), x, 8 * j);
-            add_pairs<Isa, Rows>(more, Isa::template nibble_pairs<3>(w.q[j]), x, 8 * j + 6);
-        }
+        for (int t = 0; t < Rows; t++) first[t] = second[t] = Isa::set_int(0);
     }
-    if constexpr (Isa::kChains == 2) {
-        HELEXA_UNROLL
-        for (int t = 0; t < Rows; t++) sums[t] = Isa::add_int(sums[t], second[t]);
+    auto& other() { return Isa::kChains == 2 ? second : first; }
+    auto& total() {
+        if constexpr (Isa::kChains == 2) {
+            HELEXA_UNROLL
+            for (int t = 0; t < Rows; t++) first[t] = Isa::add_int(first[t], second[t]);
+        }
+        return first;
+    }
+};
+
+// The integers of 8 * Words weights. Nibbles are taken out of their words with a mask alone, which leaves some times 256 or 16:
+// these are summed first and divided while the sum is a multiple of 16, so exactly, and 256 * 15 * 8 * 32767 fits in 32 bits.
+template <class Isa, int Rows, int Words>
+HELEXA_INLINE void dot(const uint16_t (*q)[kLanes][2], const int16_t (*x)[kQuantBlock], int k, Sums<Isa, Rows>& sums) {
+    HELEXA_UNROLL
+    for (int j = 0; j < Words; j++) add_pairs<Isa, Rows>(sums.first, Isa::template nibble_pairs<2>(q[j]), x, k + 8 * j + 4);
+    divide_by_16<Isa, Rows>(sums.first);
+    HELEXA_UNROLL
+    for (int j = 0; j < Words; j++) add_pairs<Isa, Rows>(sums.first, Isa::template nibble_pairs<1>(q[j]), x, k + 8 * j + 2);
+    divide_by_16<Isa, Rows>(sums.first);
+    HELEXA_UNROLL
+    for (int j = 0; j < Words; j++) {
+        add_pairs<Isa, Rows>(sums.other(), Isa::template nibble_pairs<0>(q[j]), x, k + 8 * j);
+        add_pairs<Isa, Rows>(sums.other(), Isa::template nibble_pairs<3>(q[j]), x, k + 8 * j + 6);
     }
 }
 
+// The integers of 2 * Pairs weights, of a byte each.
+template <class Isa, int Rows, int Pairs>
+HELEXA_INLINE void dot(const int8_t (*q)[kLanes][2], const int16_t (*x)[kQuantBlock], int k, Sums<Isa, Rows>& sums) {
+    HELEXA_UNROLL
+    for (int j = 0; j < Pairs; j += 2) {
+        add_pairs<Isa, Rows>(sums.first, Isa::byte_pairs(q[j]), x, k + 2 * j);
+        add_pairs<Isa, Rows>(sums.other(), Isa::byte_pairs(q[j + 1]), x, k + 2 * j + 2);
+    }
+}
+
+// Groups of 32 weights a column.
 template <class Isa, int Rows, class Group>
 void quantised_tile(const Group* w, int blocks, const ActivationBlock* x, int place, const TileOut<Isa, Rows>& out) {
     typename Isa::F acc[Rows];
@@ -119,14 +133,15 @@ void quantised_tile(const Group* w, int blocks, const ActivationBlock* x, int pl
     for (int t = 0; t < Rows; t++) acc[t] = Isa::zero();
     for (int block = 0; block < blocks; block++) {
         const Group& group = w[block];
-        prefetch(&group);
-        typename Isa::I sums[Rows];
-        dot_block<Isa, Rows>(group, x[block].q + place, sums);
+        prefetch<sizeof(Group)>(&group);
+        Sums<Isa, Rows> dots;
+        dot<Isa, Rows, std::extent_v<decltype(group.q)>>(group.q, x[block].q + place, 0, dots);
+        auto& sums = dots.total();
         if constexpr (std::is_same_v<Group, Q4_0Group>) {
             HELEXA_UNROLL
             for (int t = 0; t < Rows; t++) sums[t] = Isa::add_int(sums[t], Isa::set_int(x[block].offset[place + t]));
         }
-        if constexpr (std::is_same_v<Group, Q4_1Group>) {
+        if constexpr (Group::kMinimum) {
             const auto minimum = Isa::from_half(group.minimum);
             HELEXA_UNROLL
             for (int t = 0; t < Rows; t++) acc[t] = Isa::fma(minimum, Isa::set(x[block].total[place + t]), acc[t]);
@@ -139,24 +154,62 @@ void quantised_tile(const Group* w, int blocks, const ActivationBlock* x, int pl
     out.store(acc);
 }
 
-template <class Isa> typename Isa::F load_weights(const float* p) { return Isa::load(p); }
+// scale * sum of q, of all 32 activations of a row or of the 16 from `first` on.
+template <int Count> HELEXA_INLINE float total_of(const ActivationBlock& x, int row, int first) {
+    if constexpr (Count == kQuantBlock) return x.total[row];
+    int32_t sum = 0;
+    for (int k = first; k < first + Count; k++) sum += x.q[row][k];
+    return x.scale[row] * static_cast<float>(sum);
+}
 
-struct Half {
-    uint16_t bits;
-};
-struct Bfloat {
-    uint16_t bits;
-};
-template <class Isa> typename Isa::F load_weights(const Half* p) { return Isa::from_half(&p->bits); }
-template <class Isa> typename Isa::F load_weights(const Bfloat* p) { return Isa::from_bfloat(&p->bits); }
+// Groups of 256 weights a column, in parts. The products of a part's small integers with the scale and the minimum are exact.
+template <class Isa, int Rows, class Group>
+void super_tile(const Group* w, int groups, const ActivationBlock* x, int place, const TileOut<Isa, Rows>& out) {
+    constexpr int kBlocks = kSuperBlock / kQuantBlock, kPart = kSuperBlock / Group::kParts, kPartsOfBlock = kQuantBlock / kPart;
+    constexpr int kWords = static_cast<int>(std::extent_v<decltype(Group::q), 1>) / kPartsOfBlock;
+    constexpr size_t kShare = sizeof(Group) / kBlocks;
+    typename Isa::F acc[Rows];
+    HELEXA_UNROLL
+    for (int t = 0; t < Rows; t++) acc[t] = Isa::zero();
+    for (int g = 0; g < groups; g++) {
+        const Group& group = w[g];
+        const auto whole_scale = Isa::from_half(group.scale);
+        for (int b = 0; b < kBlocks; b++, x++) {
+            prefetch<kShare>(reinterpret_cast<const char*>(&group) + kShare * static_cast<size_t>(b));
+            HELEXA_UNROLL
+            for (int p = 0; p < kPartsOfBlock; p++) {
+                const int part = b * kPartsOfBlock + p;
+                Sums<Isa, Rows> dots;
+                dot<Isa, Rows, kWords>(group.q[b] + p * kWords, x->q + place, p * kPart, dots);
+                auto& sums = dots.total();
+                if constexpr (Group::kMinimum) {
+                    const auto minimum = Isa::mul(Isa::from_half(group.minimum), Isa::from_int8(group.minimums[part]));
+                    const auto negative = Isa::sub(Isa::zero(), minimum);
+                    HELEXA_UNROLL
+                    for (int t = 0; t < Rows; t++)
+                        acc[t] = Isa::fma(negative, Isa::set(total_of<kPart>(*x, place + t, p * kPart)), acc[t]);
+                }
+                const auto scale = Isa::mul(whole_scale, Isa::from_int8(group.scales[part]));
+                HELEXA_UNROLL
+                for (int t = 0; t < Rows; t++)
+                    acc[t] = Isa::fma(Isa::mul(Isa::to_float(sums[t]), Isa::set(x->scale[place + t])), scale, acc[t]);
+            }
+        }
+    }
+    out.store(acc);
+}
 
-template <class Isa, int Rows, class Weight>
-void float_tile(const Weight* w, int columns, const float* x, const TileOut<Isa, Rows>& out) {
+template <class Isa> typename Isa::F load_weights(const F32Group& g) { return Isa::load(g.v); }
+template <class Isa> typename Isa::F load_weights(const F16Group& g) { return Isa::from_half(g.v); }
+template <class Isa> typename Isa::F load_weights(const BF16Group& g) { return Isa::from_bfloat(g.v); }
+
+template <class Isa, int Rows, class Group>
+void float_tile(const Group* w, int columns, const float* x, const TileOut<Isa, Rows>& out) {
     typename Isa::F acc[Rows];
     HELEXA_UNROLL
     for (int t = 0; t < Rows; t++) acc[t] = Isa::zero();
     for (int k = 0; k < columns; k++) {
-        const auto weights = load_weights<Isa>(w + static_cast<size_t>(k) * kLanes);
+        const auto weights = load_weights<Isa>(w[k]);
         HELEXA_UNROLL
         for (int t = 0; t < Rows; t++)
             acc[t] = Isa::fma(
@@ -174,13 +227,16 @@ template <class Isa, int Rows, class Group> void quantised_rows(const Group* w, 
         }
         const ActivationBlock* panel = x + static_cast<size_t>(row / kPanelRows) * static_cast<size_t>(blocks);
         const TileOut<Isa, Rows> tile{out, stride, columns};
-        quantised_tile<Isa, Rows>(w, blocks, panel, row % kPanelRows, tile);
+        if constexpr (Group::kWeights == kSuperBlock)
+            super_tile<Isa, Rows>(w, blocks * kQuantBlock / kSuperBlock, panel, row % kPanelRows, tile);
+        else
+            quantised_tile<Isa, Rows>(w, blocks, panel, row % kPanelRows, tile);
         out += Rows * stride;
     }
 }
 
-template <class Isa, int Rows, class Weight>
-void float_rows(const Weight* w, int k, const float* x, int row0, int row1, float* out, size_t stride, int columns) {
+template <class Isa, int Rows, class Group>
+void float_rows(const Group* w, int k, const float* x, int row0, int row1, float* out, size_t stride, int columns) {
     for (int row = row0; row < row1; row += Rows) {
         if constexpr (Rows > 1) {
             if (row1 - row < Rows) return float_rows<Isa, Rows - 1>(w, k, x, row, row1, out, stride, columns);
@@ -193,27 +249,18 @@ void float_rows(const Weight* w, int k, const float* x, int row0, int row1, floa
 
 template <class Isa> void linear_groups(const helexa_segment& segment, int k, int first, int last, const float* x,
                                         const ActivationBlock* q, int row0, int row1, float* out, size_t stride) {
-    const int blocks = k / kQuantBlock;
-    for (int group = first; group < last; group++) {
-        const size_t block = static_cast<size_t>(group) * static_cast<size_t>(blocks);
-        const size_t weight = static_cast<size_t>(group) * static_cast<size_t>(k) * kLanes;
-        const int columns = segment.rows - group * kLanes < kLanes ? segment.rows - group * kLanes : kLanes;
-        float* to = out + static_cast<size_t>(group - first) * kLanes;
-        const auto quantised = [&](auto* w) {
-            quantised_rows<Isa, Isa::kTileRows>(w + block, blocks, q, row0, row1, to, stride, columns);
-        };
-        const auto floats = [&](auto* w) {
-            float_rows<Isa, Isa::kFloatTileRows>(w + weight, k, x, row0, row1, to, stride, columns);
-        };
-        switch (segment.type) {
-            case HELEXA_Q4_0: quantised(static_cast<const Q4_0Group*>(segment.data)); break;
-            case HELEXA_Q4_1: quantised(static_cast<const Q4_1Group*>(segment.data)); break;
-            case HELEXA_Q8_0: quantised(static_cast<const Q8_0Group*>(segment.data)); break;
-            case HELEXA_F16: floats(static_cast<const Half*>(segment.data)); break;
-            case HELEXA_BF16: floats(static_cast<const Bfloat*>(segment.data)); break;
-            default: floats(static_cast<const float*>(segment.data)); break;
+    with_layout(segment.type, [&](auto layout) {
+        using Group = typename decltype(layout)::Group;
+        const size_t length = static_cast<size_t>(k / Group::kWeights);
+        const Group* w = static_cast<const Group*>(segment.data) + static_cast<size_t>(first) * length;
+        for (int group = first; group < last; group++, w += length, out += kLanes) {
+            const int columns = segment.rows - group * kLanes < kLanes ? segment.rows - group * kLanes : kLanes;
+            if constexpr (Group::kWeights == 1)
+                float_rows<Isa, Isa::kFloatTileRows>(w, k, x, row0, row1, out, stride, columns);
+            else
+                quantised_rows<Isa, Isa::kTileRows>(w, k / kQuantBlock, q, row0, row1, out, stride, columns);
         }
-    }
+    });
 }
 
 }  // namespace helexa

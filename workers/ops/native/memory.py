@@ -61,6 +61,15 @@ class Arena:
 
 def drop_mapped_pages(array: NDArray[Any]) -> None:
     """Lets the system take back the pages of a read-only mapped file that lie wholly in `array`; all else is left alone."""
+    _advise(array, "MADV_DONTNEED", whole_pages=True)
+
+
+def want_mapped_pages(array: NDArray[Any]) -> None:
+    """Has the system read a mapped file's pages ahead, all of `array` at once, if it is one's."""
+    _advise(array, "MADV_WILLNEED", whole_pages=False)
+
+
+def _advise(array: NDArray[Any], advice: str, whole_pages: bool) -> None:
     owner: object = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -68,11 +77,13 @@ def drop_mapped_pages(array: NDArray[Any]) -> None:
         owner = owner.base
     if isinstance(owner, memoryview):
         owner = owner.obj
-    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, advice):
         return
     whole = np.frombuffer(owner, np.uint8)
     start = address_of(array) - address_of(whole)
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    first, last = start // mmap.PAGESIZE * mmap.PAGESIZE, start + array.nbytes
+    if whole_pages:
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = last // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
-        owner.madvise(mmap.MADV_DONTNEED, first, last - first)
+        owner.madvise(getattr(mmap, advice), first, last - first)

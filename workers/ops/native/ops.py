@@ -6,21 +6,37 @@ import ctypes
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError, StartError
+from helexa.formats.ggml_types import row_bytes
 from workers.inputs import StepInputs
 from workers.ops.native import library as lib
-from workers.ops.native.memory import Arena, address_of, aligned_empty, drop_mapped_pages, mapped_zeros
-from workers.ops.native.program import Op, PackedMatrix, PackedVector, Program, RopeTable, Rows, fill, quantised_bytes
-from workers.ops.protocol import Float32, Matrix, Ops, RawTensor, Rope, SampleRows, Value, Vector
+from workers.ops.native.memory import Arena, address_of, aligned_empty, drop_mapped_pages, mapped_zeros, want_mapped_pages
+from workers.ops.native.program import (
+    Op,
+    PackedExperts,
+    PackedMatrix,
+    PackedVector,
+    Program,
+    RopeTable,
+    Rows,
+    fill,
+    quantised_bytes,
+)
+from workers.ops.native.recurrent_ops import RecurrentOps
+from workers.ops.protocol import Expert, Float32, Matrix, Ops, RawTensor, Rope, SampleRows, Value, Vector
 from workers.ops.sampling import explain
 
 SPINS = 2000  # rounds a thread without work looks for some before it sleeps
 MAX_PROGRAMS = 4
+GROUP_ROWS = 16  # rows of a weight that are packed together
+PACK_BYTES = 4 << 20  # of a weight, that a thread packs at a time
 MAX_HEAD_DIM = 256
 ROPE_PIECE = 1024  # positions a rotary table grows by: pieces of one shape, so a position's bits never change
 
@@ -78,7 +94,7 @@ def available() -> str | None:
     return lib.why_missing()
 
 
-class NativeOps:
+class NativeOps(RecurrentOps):
     """Ops on this machine's CPU; implements `Ops`.
 
     threads: how many threads work, the caller's among them. max_step_tokens: N of the largest step a program is made for; a
@@ -113,10 +129,11 @@ class NativeOps:
         self._engine = ctypes.c_void_p(engine)
         self._close = weakref.finalize(self, self._library.helexa_engine_free, self._engine)
         self._arena = Arena()
+        self._packers = ThreadPoolExecutor(threads, "pack")
         self._kv: NDArray[np.uint8] | None = None
         self._logits: Float32 | None = None
         self._programs: OrderedDict[Forward, Program] = OrderedDict()
-        self._ropes: dict[tuple[bytes, bool], RopeTable] = {}
+        self._ropes: dict[tuple[bytes, bool, float], RopeTable] = {}
         self._emitter: _Emitter | None = None
 
     # weights and cache
@@ -146,14 +163,25 @@ class NativeOps:
         rows, columns = part.shape
         kind = lib.TYPES[part.type]
         nbytes = int(self._library.helexa_packed_bytes(kind, rows, columns))
-        source = np.ascontiguousarray(part.data)
-        if nbytes == 0 or source.nbytes != _file_bytes(part.type, rows, columns):
+        source = np.ascontiguousarray(part.data).reshape(-1)
+        if nbytes == 0 or source.nbytes != rows * row_bytes(part.type, columns):
             raise ModelFileError(
                 f"tensor {part.name} ({part.type}, shape {part.shape}) has {source.nbytes} bytes, which do not fit"
             )
         packed = self._arena.take(nbytes)
-        self._library.helexa_pack(kind, rows, columns, address_of(source), address_of(packed))
-        drop_mapped_pages(part.data)
+        source_row = source.nbytes // rows
+        packed_group = nbytes // -(-rows // GROUP_ROWS)
+        together = max(1, PACK_BYTES // (source_row * GROUP_ROWS)) * GROUP_ROWS
+
+        def pack(first: int) -> None:
+            count = min(together, rows - first)
+            chunk = source[first * source_row : (first + count) * source_row]
+            to = address_of(packed) + first // GROUP_ROWS * packed_group
+            self._library.helexa_pack(kind, count, columns, address_of(chunk), to)
+            drop_mapped_pages(chunk)
+
+        want_mapped_pages(source)
+        list(self._packers.map(pack, range(0, rows, together)))
         return kind, rows, address_of(packed)
 
     def vector(self, tensor: RawTensor) -> Vector:
@@ -275,33 +303,82 @@ class NativeOps:
         rows = _rows(x)
         return self._emit(Op(lib.ADD, Rows(rows.width, rows.on_logit_rows), rows, _rows(y)))
 
-    def linear(self, x: Value, weight: Matrix) -> Value:
-        rows, matrix = _rows(x), cast(PackedMatrix, weight)
+    def scale(self, x: Value, factor: float) -> Value:
+        rows = _rows(x)
+        return self._emit(Op(lib.SCALE, Rows(rows.width, rows.on_logit_rows), rows, scale=factor))
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        rows = _rows(x)
+        return self._emit(Op(lib.SOFT_CAP, Rows(rows.width, rows.on_logit_rows), rows, soft_cap=cap))
+
+    def linear(self, x: Value, weight: Matrix, bias: Vector | None = None) -> Value:
+        rows, matrix, vector = _rows(x), cast(PackedMatrix, weight), cast("PackedVector | None", bias)
         assert rows.width == matrix.inputs, "a linear takes rows of its weight's width"
-        return self._emit(Op(lib.LINEAR, Rows(matrix.outputs, rows.on_logit_rows), rows, matrix=matrix))
+        assert vector is None or len(vector.values) == matrix.outputs, "a bias is as wide as its linear"
+        return self._emit(Op(lib.LINEAR, Rows(matrix.outputs, rows.on_logit_rows), rows, matrix=matrix, vector=vector))
+
+    def norm_heads(
+        self, qkv: Value, q_weight: Vector, k_weight: Vector, heads: int, kv_heads: int, head_dim: int, eps: float
+    ) -> Value:
+        rows, q, k = _rows(qkv), cast(PackedVector, q_weight), cast(PackedVector, k_weight)
+        assert len(q.values) == len(k.values) == head_dim, "the weights of head norms are as wide as a head"
+        op = Op(lib.NORM_HEADS, Rows(rows.width, False), rows, vector=q, vector2=k, eps=eps)
+        return self._emit(replace(op, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
 
     def rope_kv_write(self, qkv: Value, layer: int, heads: int, kv_heads: int, head_dim: int, rope: Rope) -> Value:
         out, table = Rows(heads * head_dim, False), self._rope_table(rope)
         op = Op(lib.ROPE_KV, out, _rows(qkv), table=table, layer=layer, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
         return self._emit(op)
 
-    def attention(self, q: Value, layer: int, heads: int, kv_heads: int, head_dim: int) -> Value:
-        out = Rows(heads * head_dim, False)
-        return self._emit(Op(lib.ATTENTION, out, _rows(q), layer=layer, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
+    def attention(
+        self,
+        q: Value,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Value:
+        op = Op(
+            lib.ATTENTION,
+            Rows(heads * head_dim, False),
+            _rows(q),
+            layer=layer,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=scale or 0.0,
+            window=window,
+            soft_cap=soft_cap,
+        )
+        return self._emit(op)
 
     def silu_mul(self, gate_up: Value) -> Value:
         rows = _rows(gate_up)
         return self._emit(Op(lib.SILU_MUL, Rows(rows.width // 2, rows.on_logit_rows), rows))
+
+    def gelu_tanh_mul(self, gate_up: Value) -> Value:
+        rows = _rows(gate_up)
+        return self._emit(Op(lib.GELU_MUL, Rows(rows.width // 2, rows.on_logit_rows), rows))
+
+    def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
+        rows, logits = _rows(x), _rows(scores)
+        assert logits.width == len(experts) >= top_k > 0, "a score an expert, and no more chosen than there are"
+        packed = _packed_experts(experts, top_k, normalise)
+        return self._emit(Op(lib.MOE, Rows(rows.width, rows.on_logit_rows), rows, logits, experts=packed))
 
     def gather_logit_rows(self, x: Value) -> Value:
         rows = _rows(x)
         return self._emit(Op(lib.GATHER, Rows(rows.width, True), rows))
 
     def _rope_table(self, rope: Rope) -> RopeTable:
-        key = (rope.inv_freq.tobytes(), rope.neox)
+        key = (rope.inv_freq.tobytes(), rope.neox, rope.scale)
         if key not in self._ropes:
             c_rope = lib.CRope(half=len(rope.inv_freq), neox=int(rope.neox), positions=0)
-            self._ropes[key] = RopeTable(c_rope, [np.array(rope.inv_freq, np.float64)])
+            self._ropes[key] = RopeTable(c_rope, [np.array(rope.inv_freq, np.float64)], rope.scale)
             self._grow(self._ropes[key], 0)
         return self._ropes[key]
 
@@ -313,8 +390,8 @@ class NativeOps:
         inv_freq = cast(NDArray[np.float64], table.keep[0])
         starts = range(0, 2 * last_position + 1, ROPE_PIECE)
         angles = [np.arange(start, start + ROPE_PIECE)[:, None] * inv_freq for start in starts]
-        cos = np.concatenate([np.cos(piece).astype(np.float32) for piece in angles])
-        sin = np.concatenate([np.sin(piece).astype(np.float32) for piece in angles])
+        cos = np.concatenate([(table.scale * np.cos(piece)).astype(np.float32) for piece in angles])
+        sin = np.concatenate([(table.scale * np.sin(piece)).astype(np.float32) for piece in angles])
         table.rope.positions, table.rope.cos, table.rope.sin = len(cos), address_of(cos), address_of(sin)
         table.keep[1:] = [cos, sin]
 
@@ -346,11 +423,13 @@ def _rows(value: Value) -> Rows:
     return cast(Rows, value)
 
 
-def _file_bytes(kind: str, rows: int, columns: int) -> int:
-    per_block = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-    if kind in per_block:
-        return rows * (columns // 32) * per_block[kind]
-    return rows * columns * (4 if kind == "F32" else 2)
+def _packed_experts(experts: Sequence[Expert], top_k: int, normalise: bool) -> PackedExperts:
+    """The library's form. Its experts share one shape."""
+    sides = [[cast(PackedMatrix, getattr(expert, side)) for expert in experts] for side in ("gate_up", "down")]
+    for side in sides:
+        assert len({(matrix.inputs, matrix.outputs) for matrix in side}) == 1, "the experts of a mixture are of one shape"
+    gate_up, down = ((lib.CLinear * len(experts))(*(matrix.linear for matrix in side)) for side in sides)
+    return PackedExperts(lib.CExperts(len(experts), top_k, int(normalise), gate_up, down), [gate_up, down, sides])
 
 
 def _c_inputs(inputs: StepInputs) -> tuple[lib.CInputs, list[NDArray[np.int32]]]:
@@ -365,10 +444,13 @@ def _c_inputs(inputs: StepInputs) -> tuple[lib.CInputs, list[NDArray[np.int32]]]
             inputs.context_lens,
             inputs.block_tables,
             inputs.logit_rows,
+            inputs.state_slots,
         )
     ]
     sequences = len(arrays[4])
     table_width = arrays[5].shape[1] if sequences else 0
     assert len(arrays[1]) == len(arrays[2]) == len(arrays[0]) and len(arrays[3]) == sequences + 1 and len(arrays[5]) == sequences
-    c_inputs = lib.CInputs(len(arrays[0]), sequences, table_width, len(arrays[6]), *map(address_of, arrays))
+    addresses = [address_of(array) if array.size or index < 7 else None for index, array in enumerate(arrays)]
+    assert len(arrays[7]) in (0, sequences), "a state slot a sequence"
+    c_inputs = lib.CInputs(len(arrays[0]), sequences, table_width, len(arrays[6]), *addresses)
     return c_inputs, arrays

@@ -1,88 +1,74 @@
-// Repacks rows of a model file into groups of 16 output columns. The GGUF layouts: Q4_0 {half d; u8 q[16]}, Q4_1 {half d, m;
-// u8 q[16]}, Q8_0 {half d; i8 q[32]}, one block for 32 neighbours of a row.
+// Repacks rows of a model file into groups of 16 output columns. Blocks of the file are runs along a row; unpacking.h reads them.
 #include "packing.h"
 
 #include <cstring>
 
-#include "layout.h"
+#include "packed_weights.h"
+#include "unpacking.h"
 
 namespace helexa {
 namespace {
 
 size_t groups_of(int rows) { return (static_cast<size_t>(rows) + kLanes - 1) / kLanes; }
 
-template <class Group> const uint8_t* take_scales(Group& group, int lane, const uint8_t* source) {
-    std::memcpy(&group.scale[lane], source, 2);
-    return source + 2;
-}
-
-const uint8_t* take_scales(Q4_1Group& group, int lane, const uint8_t* source) {
-    std::memcpy(&group.scale[lane], source, 2);
-    std::memcpy(&group.minimum[lane], source + 2, 2);
-    return source + 4;
-}
-
-// GGUF's nibbles: byte i of a block holds weight i in its low half, weight i + 16 in its high half.
-template <class Group> void take_weights(Group& group, int lane, const uint8_t* q) {
-    for (int k = 0; k < kQuantBlock; k++) {
-        const int nibble = k < 16 ? q[k] & 15 : q[k - 16] >> 4;
-        group.q[k / 8][lane][k % 2] = static_cast<uint16_t>(group.q[k / 8][lane][k % 2] | nibble << nibble_shift(k));
+template <class Group> void put_weights(Group& group, int lane, const Unpacked& block) {
+    std::memcpy(&group.scale[lane], &block.scale, sizeof block.scale);
+    if constexpr (Group::kMinimum) std::memcpy(&group.minimum[lane], &block.minimum, sizeof block.minimum);
+    if constexpr (Group::kWeights == kSuperBlock) {
+        for (int part = 0; part < Group::kParts; part++) {
+            group.scales[part][lane] = block.scales[part];
+            if constexpr (Group::kMinimum) group.minimums[part][lane] = block.minimums[part];
+        }
+        for (int b = 0; b < kSuperBlock / kQuantBlock; b++) put(group.q[b], lane, block.q + b * kQuantBlock);
+    } else {
+        put(group.q, lane, block.q);
     }
 }
 
-void take_weights(Q8_0Group& group, int lane, const uint8_t* q) {
-    for (auto& pairs : group.q) std::memcpy(pairs[lane], q, 2), q += 2;
-}
-
-template <class Group> void pack_blocks(int rows, int columns, const uint8_t* source, size_t source_block, Group* packed) {
-    const size_t blocks = static_cast<size_t>(columns / kQuantBlock);
-    std::memset(packed, 0, groups_of(rows) * blocks * sizeof(Group));
-    for (size_t row = 0; row < static_cast<size_t>(rows); row++) {
-        const int lane = static_cast<int>(row % kLanes);
-        for (size_t block = 0; block < blocks; block++) {
-            Group& group = packed[row / kLanes * blocks + block];
-            take_weights(group, lane, take_scales(group, lane, source + (row * blocks + block) * source_block));
+// Floats of one row of columns into one lane, `kTile` columns of all 16 rows at a time: what is written stays in the cache.
+template <class Group> void pack_floats(int rows, size_t columns, const uint8_t* source, Group* packed) {
+    constexpr size_t kTile = 64, kBytes = sizeof packed->v[0];
+    for (size_t first = 0; first < columns; first += kTile) {
+        const size_t end = first + kTile < columns ? first + kTile : columns;
+        for (int lane = 0; lane < rows; lane++) {
+            const uint8_t* from = source + (static_cast<size_t>(lane) * columns + first) * kBytes;
+            for (size_t k = first; k < end; k++, from += kBytes) std::memcpy(&packed[k].v[lane], from, kBytes);
         }
     }
 }
 
-template <class Weight> void pack_floats(int rows, int columns, const uint8_t* source, Weight* packed) {
-    const size_t width = static_cast<size_t>(columns);
-    std::memset(packed, 0, groups_of(rows) * width * kLanes * sizeof(Weight));
-    for (size_t row = 0; row < static_cast<size_t>(rows); row++)
-        for (size_t k = 0; k < width; k++)
-            std::memcpy(&packed[(row / kLanes * width + k) * kLanes + row % kLanes], source + (row * width + k) * sizeof(Weight),
-                        sizeof(Weight));
+template <class Group> void pack_as(int type, int rows, int columns, const uint8_t* source, Group* packed) {
+    const size_t groups = static_cast<size_t>(columns / Group::kWeights), block_bytes = file_block_bytes(type);
+    if (rows % kLanes != 0) std::memset(packed + static_cast<size_t>(rows / kLanes) * groups, 0, groups * sizeof(Group));
+    if constexpr (Group::kWeights == 1) {
+        for (int row = 0; row < rows; row += kLanes, source += kLanes * groups * block_bytes, packed += groups)
+            pack_floats(rows - row < kLanes ? rows - row : kLanes, groups, source, packed);
+    } else {
+        for (int row = 0; row < rows; row++)
+            for (size_t g = 0; g < groups; g++, source += block_bytes) {
+                Unpacked block;
+                unpack(type, source, block);
+                put_weights(packed[static_cast<size_t>(row / kLanes) * groups + g], row % kLanes, block);
+            }
+    }
 }
 
 }  // namespace
 
 size_t packed_bytes(int type, int rows, int columns) {
-    if (rows <= 0 || columns <= 0) return 0;
-    const bool quantised = type == HELEXA_Q4_0 || type == HELEXA_Q4_1 || type == HELEXA_Q8_0;
-    if (quantised && columns % kQuantBlock != 0) return 0;
-    const size_t blocks = groups_of(rows) * static_cast<size_t>(columns / kQuantBlock);
-    const size_t weights = groups_of(rows) * kLanes * static_cast<size_t>(columns);
-    switch (type) {
-        case HELEXA_F32: return weights * 4;
-        case HELEXA_F16:
-        case HELEXA_BF16: return weights * 2;
-        case HELEXA_Q4_0: return blocks * sizeof(Q4_0Group);
-        case HELEXA_Q4_1: return blocks * sizeof(Q4_1Group);
-        case HELEXA_Q8_0: return blocks * sizeof(Q8_0Group);
-        default: return 0;
-    }
+    if (type < 0 || type >= HELEXA_TYPES || rows <= 0 || columns <= 0) return 0;
+    return with_layout(type, [&](auto layout) -> size_t {
+        using Group = typename decltype(layout)::Group;
+        if (columns % Group::kWeights != 0) return 0;
+        return groups_of(rows) * static_cast<size_t>(columns / Group::kWeights) * sizeof(Group);
+    });
 }
 
 void pack(int type, int rows, int columns, const void* source, void* packed) {
-    const uint8_t* bytes = static_cast<const uint8_t*>(source);
-    switch (type) {
-        case HELEXA_Q4_0: return pack_blocks(rows, columns, bytes, 18, static_cast<Q4_0Group*>(packed));
-        case HELEXA_Q4_1: return pack_blocks(rows, columns, bytes, 20, static_cast<Q4_1Group*>(packed));
-        case HELEXA_Q8_0: return pack_blocks(rows, columns, bytes, 34, static_cast<Q8_0Group*>(packed));
-        case HELEXA_F32: return pack_floats(rows, columns, bytes, static_cast<uint32_t*>(packed));
-        default: return pack_floats(rows, columns, bytes, static_cast<uint16_t*>(packed));
-    }
+    with_layout(type, [&](auto layout) {
+        using Group = typename decltype(layout)::Group;
+        pack_as(type, rows, columns, static_cast<const uint8_t*>(source), static_cast<Group*>(packed));
+    });
 }
 
 }  // namespace helexa

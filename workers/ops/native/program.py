@@ -14,9 +14,24 @@ from workers.ops.native import library as lib
 from workers.ops.native.memory import ALIGNMENT, address_of, aligned_empty
 
 # Kinds that can quantise the row they have just computed.
-QUANTISING = frozenset({lib.RMS_NORM, lib.ADD, lib.ATTENTION, lib.SILU_MUL, lib.GATHER, lib.LINEAR_SILU})
+QUANTISING = frozenset(
+    {
+        lib.RMS_NORM,
+        lib.ADD,
+        lib.ATTENTION,
+        lib.SILU_MUL,
+        lib.GELU_MUL,
+        lib.GATHER,
+        lib.LINEAR_SILU,
+        lib.LINEAR_GELU,
+        lib.GATED_NORM,
+        lib.SIGMOID_MUL,
+    }
+)
 
-LINEARS = frozenset({lib.LINEAR, lib.LINEAR_SILU})
+GATED = {lib.SILU_MUL: lib.LINEAR_SILU, lib.GELU_MUL: lib.LINEAR_GELU}  # what a linear of gate and up becomes with one behind it
+LINEARS = frozenset({lib.LINEAR, *GATED.values()})
+IN_PLACE = frozenset({lib.SCALE, lib.SOFT_CAP, lib.NORM_HEADS})  # kinds that may write over what they read
 
 
 @dataclass(eq=False)
@@ -53,6 +68,13 @@ class PackedVector:
 class RopeTable:
     rope: lib.CRope
     keep: list[object]
+    scale: float = 1.0
+
+
+@dataclass(eq=False)
+class PackedExperts:
+    experts: lib.CExperts
+    keep: list[object]  # what `experts` points to
 
 
 @dataclass(frozen=True)
@@ -66,8 +88,13 @@ class Op:
     sum: Rows | None = None
     matrix: PackedMatrix | None = None
     vector: PackedVector | None = None
+    vector2: PackedVector | None = None
     table: RopeTable | None = None
+    experts: PackedExperts | None = None
     eps: float = 0.0
+    scale: float = 0.0
+    soft_cap: float = 0.0
+    window: int = 0
     layer: int = 0
     heads: int = 0
     kv_heads: int = 0
@@ -81,7 +108,7 @@ class Op:
     @property
     def has_two_sides(self) -> bool:
         """A linear of gate and up whose outputs can be joined 32 columns at a time."""
-        return self.kind == lib.LINEAR and self.matrix is not None and self.matrix.has_two_sides
+        return self.kind == lib.LINEAR and self.matrix is not None and self.matrix.has_two_sides and self.vector is None
 
     def float_inputs(self) -> list[Rows]:
         if self.kind in LINEARS and self.matrix is not None and not self.matrix.has_floats:
@@ -109,13 +136,18 @@ def fill(
         quantised_x=quantised(op.x) if op.reads_quantised else None,
         quantised_out=quantised(op.out) if op.quantise else None,
         vector=address_of(op.vector.values) if op.vector else None,
+        vector2=address_of(op.vector2.values) if op.vector2 else None,
         linear=ctypes.pointer(op.matrix.linear) if op.matrix else None,
         rope=ctypes.pointer(op.table.rope) if op.table else None,
+        scale=op.scale,
+        soft_cap=op.soft_cap,
+        window=op.window,
+        experts=ctypes.pointer(op.experts.experts) if op.experts else None,
     )
 
 
 def fuse(ops: list[Op]) -> list[Op]:
-    """Joins add + norm and linear + silu_mul, and lets producers quantise what linears read.
+    """Joins add + norm and linear + silu_mul or gelu_mul, lets some work in place, and producers quantise what linears read.
 
     The arithmetic and its order stay; the passes over memory are fewer.
     """
@@ -125,8 +157,12 @@ def fuse(ops: list[Op]) -> list[Op]:
         last = fused[-1] if fused else None
         if op.kind == lib.RMS_NORM and last is not None and last.kind == lib.ADD and op.x is last.out:
             fused[-1] = replace(op, x=last.x, y=last.y, sum=last.out)
-        elif op.kind == lib.SILU_MUL and last is not None and op.x is last.out and last.has_two_sides and readers[last.out] == 1:
-            fused[-1] = replace(last, kind=lib.LINEAR_SILU, out=op.out)
+        elif last is None or op.x is not last.out or readers[last.out] != 1:
+            fused.append(op)
+        elif op.kind in GATED and last.has_two_sides:
+            fused[-1] = replace(last, kind=GATED[op.kind], out=op.out)
+        elif op.kind in IN_PLACE and last.kind in (lib.EMBED, lib.LINEAR):
+            fused[-1:] = [replace(last, out=op.out), replace(op, x=op.out)]
         else:
             fused.append(op)
     wanted = {op.x for op in fused if op.reads_quantised and op.x is not None}

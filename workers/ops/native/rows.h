@@ -1,9 +1,10 @@
-// Ops on one row: embedding, norm, add, activation, rotary embedding, and storing a key or a value.
+// Ops on one row: embedding, norm, add, scale, soft cap, activations, rotary embedding, and storing a key or a value.
 #pragma once
 #include "functions.h"
 #include "half.h"
 #include "kernels.h"
 #include "layout.h"
+#include "packed_weights.h"
 
 namespace helexa {
 
@@ -24,46 +25,14 @@ template <class Isa> static inline void store_lanes(float* p, typename Isa::F x,
         Isa::store_first(p, x, lanes);
 }
 
-// The dequantised weights of one output row: exactly scale * q (+ minimum, rounded once), as GGUF defines them.
+// The dequantised weights of one output row, bit for bit as GGUF defines them.
 template <class Isa> void embed_row(const helexa_segment& segment, int columns, int row, float* out) {
-    const int lane = row % kLanes;
-    const size_t group = static_cast<size_t>(row / kLanes);
-    const size_t block = group * static_cast<size_t>(columns / kQuantBlock),
-                 weight = group * static_cast<size_t>(columns) * kLanes;
-    const auto nibbles = [&](const auto* w, auto dequantise) {
-        for (int b = 0; b < columns / kQuantBlock; b++)
-            for (int k = 0; k < kQuantBlock; k++)
-                out[b * kQuantBlock + k] = dequantise(w[b], w[b].q[k / 8][lane][k % 2] >> nibble_shift(k) & 15);
-    };
-    switch (segment.type) {
-        case HELEXA_Q4_0:
-            return nibbles(static_cast<const Q4_0Group*>(segment.data) + block,
-                           [&](const Q4_0Group& g, int q) { return half_to_float(g.scale[lane]) * static_cast<float>(q - 8); });
-        case HELEXA_Q4_1:
-            return nibbles(static_cast<const Q4_1Group*>(segment.data) + block, [&](const Q4_1Group& g, int q) {
-                return half_to_float(g.scale[lane]) * static_cast<float>(q) + half_to_float(g.minimum[lane]);
-            });
-        case HELEXA_Q8_0: {
-            const Q8_0Group* w = static_cast<const Q8_0Group*>(segment.data) + block;
-            for (int k = 0; k < columns; k++) {
-                const Q8_0Group& g = w[k / kQuantBlock];
-                out[k] = half_to_float(g.scale[lane]) * static_cast<float>(g.q[k % kQuantBlock / 2][lane][k % 2]);
-            }
-            return;
-        }
-        case HELEXA_F32: {
-            const float* w = static_cast<const float*>(segment.data) + weight;
-            for (int k = 0; k < columns; k++) out[k] = w[k * kLanes + lane];
-            return;
-        }
-        default: {
-            const uint16_t* w = static_cast<const uint16_t*>(segment.data) + weight;
-            for (int k = 0; k < columns; k++) {
-                const uint16_t bits = w[k * kLanes + lane];
-                out[k] = segment.type == HELEXA_F16 ? half_to_float(bits) : bfloat_to_float(bits);
-            }
-        }
-    }
+    with_layout(segment.type, [&](auto layout) {
+        using Group = typename decltype(layout)::Group;
+        const size_t before = static_cast<size_t>(row / kLanes) * static_cast<size_t>(columns / Group::kWeights);
+        const Group* w = static_cast<const Group*>(segment.data) + before;
+        for (int k = 0; k < columns; k++) out[k] = weight_at(w[k / Group::kWeights], row % kLanes, k % Group::kWeights);
+    });
 }
 
 // x / sqrt(mean(x^2) + eps) * weight; the squares are summed in 8 lanes, then in a fixed tree.
@@ -96,6 +65,47 @@ template <class Isa> void silu_mul_row(const float* gate, const float* up, int c
         const auto g = load_lanes<Isa>(gate + at, lanes);
         const auto denominator = Isa::add(Isa::set(1.0f), exp_clamped<Isa>(Isa::sub(Isa::zero(), g)));
         store_lanes<Isa>(out + at, Isa::mul(Isa::div(g, denominator), load_lanes<Isa>(up + at, lanes)), lanes);
+    });
+}
+
+// gelu(gate) * up with tanh's gelu (Hendrycks and Gimpel 2016): gate / 2 * (1 + tanh(u)) is gate / (1 + exp(-2 u)), which keeps
+// its precision where tanh is near -1. u = sqrt(2 / pi) * (gate + 0.044715 gate^3).
+template <class Isa> void gelu_mul_row(const float* gate, const float* up, int columns, float* out) {
+    each_lanes(columns, [&](int at, int lanes) {
+        const auto g = load_lanes<Isa>(gate + at, lanes);
+        const auto cubic = Isa::fma(Isa::mul(g, g), Isa::set(0.044715f), Isa::set(1.0f));
+        const auto minus_2u = Isa::mul(Isa::mul(g, cubic), Isa::set(-1.59576912f));
+        const auto active = Isa::div(g, Isa::add(Isa::set(1.0f), exp_clamped<Isa>(minus_2u)));
+        store_lanes<Isa>(out + at, Isa::mul(active, load_lanes<Isa>(up + at, lanes)), lanes);
+    });
+}
+
+template <class Isa> void scale_row(const float* x, float factor, int columns, float* out) {
+    each_lanes(columns, [&](int at, int lanes) {
+        store_lanes<Isa>(out + at, Isa::mul(load_lanes<Isa>(x + at, lanes), Isa::set(factor)), lanes);
+    });
+}
+
+// out += factor * x.
+template <class Isa> void add_scaled_row(const float* x, float factor, int columns, float* out) {
+    each_lanes(columns, [&](int at, int lanes) {
+        const auto sum = Isa::fma(load_lanes<Isa>(x + at, lanes), Isa::set(factor), load_lanes<Isa>(out + at, lanes));
+        store_lanes<Isa>(out + at, sum, lanes);
+    });
+}
+
+template <class Isa> void soft_cap_row(const float* x, float cap, int columns, float* out) {
+    each_lanes(columns, [&](int at, int lanes) {
+        store_lanes<Isa>(out + at, softly_capped<Isa>(load_lanes<Isa>(x + at, lanes), cap), lanes);
+    });
+}
+
+// exp(x - the highest x): what softmax weighs by.
+template <class Isa> void soft_weights_row(const float* x, int columns, float* out) {
+    float highest = x[0];
+    for (int i = 1; i < columns; i++) highest = x[i] > highest ? x[i] : highest;
+    each_lanes(columns, [&](int at, int lanes) {
+        store_lanes<Isa>(out + at, exp_not_positive<Isa>(Isa::sub(load_lanes<Isa>(x + at, lanes), Isa::set(highest))), lanes);
     });
 }
 

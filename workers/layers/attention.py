@@ -1,0 +1,79 @@
+"""Self-attention of one layer, with shared KV heads (Ainslie et al. 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from helexa.errors import ModelFileError
+from helexa.formats.decoder_shape import Shape
+from workers.layers.weights import Linear, Weights
+from workers.ops.protocol import Ops, Rope, Value, Vector
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of queries and keys, a head at a time, before they are rotated."""
+
+    q: Vector
+    k: Vector
+    eps: float
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`scale`, `window` and `soft_cap` as in Ops.attention. `layer` is which part of the KV cache it writes."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv: Linear
+    output: Linear
+    rope: Rope
+    norms: HeadNorms | None = None
+    scale: float | None = None
+    window: int = 0
+    soft_cap: float = 0.0
+
+    @classmethod
+    def load(
+        cls,
+        weights: Weights,
+        shape: Shape,
+        layer: int,
+        rope: Rope,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> Attention:
+        """The layer's weights, with the biases and head norms that the file has."""
+        if window < 0:
+            raise ModelFileError(f"{weights.tensors.file.path}: a sliding window of {window} positions is none; 0 is all")
+        widths = {"q": shape.q_width, "k": shape.kv_width, "v": shape.kv_width}
+        norms = None
+        if weights.has("q_norm", layer):
+            q, k = (weights.norm(role, shape.head_dim, layer) for role in ("q_norm", "k_norm"))
+            norms = HeadNorms(q, k, shape.eps)
+        return cls(
+            layer=layer,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            qkv=weights.linear(widths, shape.width, layer),
+            output=weights.linear({"attention_output": shape.width}, shape.q_width, layer),
+            rope=rope,
+            norms=norms,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+        )
+
+    def __call__(self, ops: Ops, x: Value) -> Value:
+        shape = self.heads, self.kv_heads, self.head_dim
+        qkv = self.qkv(ops, x)
+        if self.norms is not None:
+            qkv = ops.norm_heads(qkv, self.norms.q, self.norms.k, *shape, self.norms.eps)
+        q = ops.rope_kv_write(qkv, self.layer, *shape, self.rope)
+        rule = {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
+        return self.output(ops, ops.attention(q, self.layer, *shape, **rule))  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""The ops on a GPU: CuPy kernels on torch's tensors. Imported only in a GPU's device worker."""
