@@ -283,7 +283,7 @@ def run(options: argparse.Namespace) -> int:
     if options.command == "preflight":
         from helexa.commands import preflight
 
-        return preflight.preflight(config, sys.stdout, as_json=options.json, ranks=options.ranks)
+        return preflight.preflight(config, sys.stdout, sys.stderr, as_json=options.json, ranks=options.ranks)
     if options.command == "quant-report":
         from helexa.commands import quant_report
 

@@ -39,6 +39,7 @@ from tools.fuzz import Finding, HttpTarget  # noqa: E402
 READERS = 8
 BODIES = 24
 SETTINGS = "[watch]\nheartbeat_s = 1.0\n[streaming]\ncredit_tokens = 64\n[admission]\nqueue_depth = {depth}\n[model]\ncontext = {context}\n"
+ASK_AGAIN = ("scheduler_down", "no_worker")
 DISTURB_EVERY_S = 4.0
 MAY_GROW_MIB = 64
 MAY_GROW_DESCRIPTORS = 8
@@ -130,13 +131,16 @@ class Soak:
                     self._break_off(self.bodies[number], random_.randrange(30))
                 else:
                     self._whole(number, 0.5 if kind == "stall" else 0.0)
-                with self._lock:
-                    self.done[kind] += 1
+                self._count(kind)
         except Finding as finding:
             if not self.web_kills:
                 self.failures.append(str(finding))
         except Exception as error:
             self.failures.append(f"{type(error).__name__}: {error}")
+
+    def _count(self, kind: str) -> None:
+        with self._lock:
+            self.done[kind] += 1
 
     def _whole(self, number: int, stall_s: float) -> None:
         """Reads a stream to its end; with a stall, without reading on for a while in the middle of it."""
@@ -154,6 +158,9 @@ class Soak:
             return
         if not seen.done and (kills % 2 or self.web_kills != kills):
             return  # its own web worker was killed
+        if isinstance(seen.error, tuple) and seen.error[0] == 503 and seen.error[1]["code"] in ASK_AGAIN:
+            self._count("asked again")  # the next scheduler or worker takes long to start: told before anything began
+            return
         self.failures.append(f"stream {number} differs, after {self.last}:\n{seen}\nnot\n{self.expected[number]}")
 
     def _break_off(self, body: Body, after: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from helexa.formats.checkpoint import Checkpoint
 from helexa.formats.decoder_shape import Shape, fields_of
+from helexa.formats.ggml_types import packed_bytes
 from helexa.formats.recurrent_sizes import recurrent_sizes
 
 BLOCK_SIZE = 16  # tokens
@@ -15,8 +16,8 @@ KV_BYTES = 2  # float16
 
 @dataclass(frozen=True)
 class ModelShape:
-    """`file_bytes` and `float_bytes`: the weights as in the file, which the native ops keep, and as float32, which the reference
-    ops make of them."""
+    """`packed_bytes` and `float_bytes`: the weights as the native ops pack them, which is nearly as in the file, and as float32,
+    which the reference ops make of them."""
 
     architecture: str
     layers: int
@@ -25,7 +26,7 @@ class ModelShape:
     head_dim: int
     vocab: int
     context: int
-    file_bytes: int
+    packed_bytes: int
     float_bytes: int
     recurrent_layers: int = 0  # of the layers, those that hold no KV
     state_bytes: int = 0  # that these hold of a sequence
@@ -51,7 +52,7 @@ def read_shape(file: Checkpoint) -> ModelShape:
         head_dim=shape.head_dim,
         vocab=shape.vocab,
         context=shape.context,
-        file_bytes=sum(tensor.nbytes for tensor in file.tensors.values()),
+        packed_bytes=sum(packed_bytes(tensor.type, math.prod(tensor.shape)) for tensor in file.tensors.values()),
         float_bytes=sum(4 * math.prod(tensor.shape) for tensor in file.tensors.values()),
         recurrent_layers=sum(recurrent.recurs) if recurrent is not None else 0,
         state_bytes=recurrent.state_bytes if recurrent is not None else 0,

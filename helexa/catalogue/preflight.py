@@ -18,6 +18,7 @@ others: the first that fails is told.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from helexa.catalogue.model_shape import ModelShape, read_shape
 from helexa.errors import HelexaError, ModelFileError
 from helexa.formats.checkpoint import Checkpoint, open_checkpoint
 from helexa.formats.ggml_types import SERVED as SERVED_TYPES
+from helexa.formats.ggml_types import packed_bytes
 from helexa.formats.model_vocabulary import vocabulary_of
 from helexa.formats.quantise import QUANTS
 from workers.weights.quantised import quantised_info
@@ -230,7 +232,8 @@ def _context(model_id: str, shape: ModelShape, wanted: int) -> int:
 
 def _weight_bytes(file: Checkpoint, quant: str) -> int:
     made = (quantised_info(tensor, quant) if quant else None for tensor in file.tensors.values())
-    return sum((other or tensor).nbytes for tensor, other in zip(file.tensors.values(), made, strict=True))
+    types = ((other or tensor).type for tensor, other in zip(file.tensors.values(), made, strict=True))
+    return sum(packed_bytes(type, math.prod(tensor.shape)) for type, tensor in zip(types, file.tensors.values(), strict=True))
 
 
 def _memory_remedy(file: Checkpoint, wishes: Wishes) -> str:

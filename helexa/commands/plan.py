@@ -35,7 +35,7 @@ def plan(config: Config, out: TextIO) -> int:
 def explain(name: str, shape: ModelShape, limit: machine.MemoryLimit, config: Config) -> list[str]:
     """The lines of the plan."""
     reference = config.cpu.ops == "reference"
-    weights = shape.float_bytes if reference else shape.file_bytes
+    weights = shape.float_bytes if reference else shape.packed_bytes
     left = max(0, limit.bytes - weights - PROCESS_BYTES)
     context = min(config.model.context or shape.context, shape.context)
     admission = config.admission

@@ -16,10 +16,11 @@ from workers.models.registry import ARCHITECTURES
 SERVABLE, REFUSED = 0, 1
 
 
-def preflight(config: Config, out: TextIO, as_json: bool = False, ranks: int = 1) -> int:
-    """Fetches the model where it is not at hand, then writes what was found. Returns SERVABLE or REFUSED."""
+def preflight(config: Config, out: TextIO, errors: TextIO, as_json: bool = False, ranks: int = 1) -> int:
+    """Fetches the model where it is not at hand (which is told to `errors`), then writes what was found. Returns SERVABLE or
+    REFUSED."""
     source = catalogue.parse(config.model.source, config)
-    files = catalogue.find(source, config) or catalogue.fetch(source, config, lambda line: None)
+    files = catalogue.find(source, config) or catalogue.fetch(source, config, lambda line: print(line, file=errors))
     limit = memory_limit(config)
     try:
         passed = check(source.given, model_path(files.files), wishes(config, ranks), limit.bytes, ARCHITECTURES)

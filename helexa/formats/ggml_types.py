@@ -96,6 +96,16 @@ def row_bytes(type: str, columns: int) -> int:
     return columns // known.block * known.block_bytes
 
 
+# Bytes of a block once the native ops have packed it (docs/native-ops.md), where they are others than in the file.
+_PACKED_BLOCK_BYTES = {"Q5_0": 34, "Q5_1": 36, "Q2_K": 164, "Q3_K": 164, "Q4_K": 148, "Q5_K": 276, "Q6_K": 274}
+
+
+def packed_bytes(type: str, weights: int) -> int:
+    """What `weights` weights of a tensor take in memory, packed by the native ops; `type` is known."""
+    known = BY_NAME[type]
+    return weights // known.block * _PACKED_BLOCK_BYTES.get(type, known.block_bytes)
+
+
 def dequantise(type: str, data: UInt8, columns: int) -> Float32:
     """(rows, columns) float32 from the packed rows in `data`, any shape, uint8.
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from helexa.formats.checkpoint import open_checkpoint
+from helexa.formats.checkpoint import model_path, open_checkpoint
 from helexa.formats.quantise import QUANTS
 from helexa.quality.comparing import ROWS, Comparison, Ids, Side, compare
 from workers.models.registry import load_model
 from workers.ops.choice import choose_ops
-from workers.weights.opening import Quantising, model_path, open_model
+from workers.weights.opening import Quantising, open_model
 from workers.weights.quantised import quantised_info
 
 AS_IT_IS = "as it is"  # the file's own weights

@@ -14,12 +14,13 @@ from helexa.scheduler.counters import Counters
 from helexa.scheduler.fairness import FairQueue
 from helexa.scheduler.kv_memory import KvMemory
 from helexa.scheduler.outbox import Outbox
-from helexa.scheduler.prices import Shape, StepPrices
+from helexa.scheduler.prices import StepPrices
 from helexa.scheduler.request_table import GivenUp, Reminders, RequestTable
 from helexa.scheduler.seating import Seating
-from helexa.scheduler.sequence import Request, Sequence, State
+from helexa.scheduler.sequence import Sequence, State, sequences_of
 from helexa.scheduler.snapshots import Snapshots
 from helexa.scheduler.step_builder import StepBuilder
+from helexa.scheduler.step_in_flight import StepInFlight
 from ipc.messages import Abort, Credit, Finish, FinishAck, FinishReason, Generate, Plan, Pooled, PromptLogprobs, Result, RowError
 
 MAX_PASSED_OVER = 8
@@ -40,9 +41,7 @@ class Scheduler:
         self.outbox = Outbox()
         self._requests = RequestTable()
         self._reminders = Reminders()
-        self._in_flight: list[tuple[Sequence, int]] | None = None
-        self._in_flight_plan = Plan(0, -1, 0, [], [], [], [], [], [], [], [], [], [])
-        self._in_flight_shape = Shape()
+        self._in_flight: StepInFlight | None = None
         self._step = 0
 
     @property
@@ -62,28 +61,9 @@ class Scheduler:
         if not message.resumed:
             self._check_room(message)
         self.counters.requests += 1
-        request = Request(
-            client,
-            message.req_id,
-            len(message.prompt_ids),
-            message.params,
-            len(message.seeds),
-            now,
-            message.key,
-            message.cache_salt,
-            message.priority,
-        )
-        sequences = [
-            Sequence(request, choice, seed, message.prompt_ids + output, message.credit, len(output))
-            for choice, (seed, output) in enumerate(zip(message.seeds, message.output_ids, strict=True))
-        ]
+        sequences = sequences_of(client, message, now)
         self._requests.add(client, message.req_id, sequences)
         for sequence in sequences:
-            if request.params.hash_logits:
-                sequence.hashes = [0] * sequence.num_output_tokens
-            if request.params.logprobs >= 0:
-                sequence.logprobs = [None] * sequence.num_output_tokens
-            sequence.ever_seated = message.resumed  # it ran before: it may wait as long as it takes
             if not self._finish_if_ended(sequence, now):
                 self.waiting.push(sequence)
                 self._reminders.add(now + self.limits.queue_wait_s, sequence)
@@ -231,16 +211,18 @@ class Scheduler:
         counters = self.counters
         for sequence, count in builder.parts:
             sequence.in_flight = True
-            self.memory.plan_snapshot(sequence, count)
+            if self.limits.recurrent:
+                self.memory.plan_snapshot(sequence, count)
             counters.prompt_tokens += min(count, max(0, sequence.request.prompt_len - sequence.num_computed_tokens))
             self.waiting.charge(sequence.request.key, count)
-        self._in_flight_shape = builder.shape()
+        shape = builder.shape()
         repeat = self._repeat(builder, decode_rows)
         plan = builder.plan(self.incarnation, self._step, repeat, self.seating.leaves)
         self.seating.leaves = []
-        for sequence, _ in builder.parts:
-            self.memory.has_joined(sequence)
-        self._in_flight, self._in_flight_plan = builder.parts, plan
+        if self.limits.recurrent:
+            for sequence, _ in builder.parts:
+                self.memory.has_joined(sequence)
+        self._in_flight = StepInFlight(plan, builder.parts, shape)
         counters.note_plan(plan)
         return plan
 
@@ -257,12 +239,12 @@ class Scheduler:
 
     def wants_worker_back(self, device_wanted: bool = False) -> bool:
         """Whether the worker is in a run of several steps that should end; said once a run. `device_wanted`: by another model."""
-        if self._in_flight is None or self._in_flight_plan.repeat == 1:
+        step = self._in_flight
+        if step is None or step.plan.repeat == 1:
             return False
-        ended = any(sequence.state is State.FINISHED for sequence, _ in self._in_flight)
-        if not ended and not device_wanted and not self.seating.could_seat():
+        if not step.ended() and not device_wanted and not self.seating.could_seat():
             return False
-        self._in_flight_plan.repeat = 1
+        step.plan.repeat = 1
         return True
 
     def apply_row_error(self, error: RowError, now: float) -> None:
@@ -286,19 +268,18 @@ class Scheduler:
             sequence.pooled = message.values
 
     def _computing(self, message: RowError | PromptLogprobs | Pooled) -> Sequence | None:
-        """The sequence in the seat that a message about the step in flight names; None for another incarnation's or step's."""
-        if self._in_flight is None or message.incarnation != self.incarnation or message.step != self._in_flight_plan.step:
-            return None
-        return next((item for item, _ in self._in_flight if item.seat == message.seat), None)
+        """The sequence in the seat that a message about the step in flight names; None where it is about another."""
+        step = self._in_flight
+        return step.sequence_at(message.seat) if step is not None and step.is_answered_by(message) else None
 
     def apply_result(self, result: Result, now: float) -> None:
         """Takes a step's tokens; a result of another incarnation or step is dropped."""
-        plan, parts = self._in_flight_plan, self._in_flight
-        if parts is None or result.incarnation != self.incarnation or result.step != plan.step:
+        step = self._in_flight
+        if step is None or not step.is_answered_by(result):
             return
         self.counters.steps += 1
         drawn = dict(zip(result.seats, result.ids, strict=True))
-        for (sequence, count), samples in zip(parts, plan.samples, strict=True):
+        for (sequence, count), samples in zip(step.parts, step.plan.samples, strict=True):
             if result.last:
                 sequence.in_flight = False
             if sequence.state is State.FINISHED:
@@ -315,7 +296,7 @@ class Scheduler:
                 self._append(sequence, drawn.get(sequence.seat, -1), result, now)
         if result.last:
             self._in_flight = None
-            self.prices.learn(self._in_flight_shape, result.milliseconds)
+            self.prices.learn(step.shape, result.milliseconds)
 
     def _append(self, sequence: Sequence, token: int, result: Result, now: float) -> None:
         if not 0 <= token < self.limits.vocab:
@@ -337,7 +318,8 @@ class Scheduler:
         sequence that workers die of."""
         self.counters.worker_losses += 1
         self.incarnation = incarnation
-        parts, self._in_flight = self._in_flight or [], None
+        parts = [] if self._in_flight is None else self._in_flight.parts
+        self._in_flight = None
         culprit = suspects.note_death(part for part in parts if part[0].state is not State.FINISHED)
         if culprit is not None:
             self.counters.poisonous += 1
@@ -425,8 +407,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises AssertionError when a law is broken: blocks and seats are in one place, counts agree."""
-        ended = [sequence for sequence, _ in self._in_flight or [] if sequence.state is State.FINISHED and sequence.seat >= 0]
-        holders = self.running + ended
+        ended = [] if self._in_flight is None else self._in_flight.ended()
+        holders = self.running + [sequence for sequence in ended if sequence.seat >= 0]
         self.memory.check(holders)
         self.seating.check(holders)
         for sequence in self.running:

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from helexa.scheduler.prefix_cache import Node
-from ipc.messages import Finish, FinishReason, Priority, SamplingParams, TokenLogprobs
+from ipc.messages import Finish, FinishReason, Generate, Priority, SamplingParams, TokenLogprobs
 
 # (client, req_id, choice): one client can neither see nor touch another's
 SequenceKey = tuple[bytes, str, int]
@@ -134,3 +134,29 @@ class Sequence:
         if output >= params.max_tokens or self.num_tokens >= context:
             return ("length", None)
         return None
+
+
+def sequences_of(client: bytes, message: Generate, now: float) -> list[Sequence]:
+    """A sequence for each choice of a request, with the output that its client holds."""
+    request = Request(
+        client,
+        message.req_id,
+        len(message.prompt_ids),
+        message.params,
+        len(message.seeds),
+        now,
+        message.key,
+        message.cache_salt,
+        message.priority,
+    )
+    sequences = [
+        Sequence(request, choice, seed, message.prompt_ids + output, message.credit, len(output))
+        for choice, (seed, output) in enumerate(zip(message.seeds, message.output_ids, strict=True))
+    ]
+    for sequence in sequences:
+        if request.params.hash_logits:
+            sequence.hashes = [0] * sequence.num_output_tokens
+        if request.params.logprobs >= 0:
+            sequence.logprobs = [None] * sequence.num_output_tokens
+        sequence.ever_seated = message.resumed  # it ran before: it may wait as long as it takes
+    return sequences

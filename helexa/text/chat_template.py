@@ -50,16 +50,16 @@ class ChatTemplate:
         self, source: str, bos: str, eos: str, file: str = "the model file", now: Callable[[], datetime] = datetime.now
     ) -> None:
         if len(source) > MAX_SOURCE:
-            raise ModelFileError(f"{file}: tokenizer.chat_template has {len(source)} characters, at most {MAX_SOURCE} are read")
+            raise ModelFileError(f"{file}: the chat template has {len(source)} characters, at most {MAX_SOURCE} are read")
         self.source = source
         environment = _Environment(now)
         try:
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ModelFileError(f"{file}: tokenizer.chat_template, line {error.lineno}: {_line(error)}") from None
+            raise ModelFileError(f"{file}: the chat template, line {error.lineno}: {_line(error)}") from None
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError, ValueError) as error:
-            raise ModelFileError(f"{file}: tokenizer.chat_template cannot be compiled: {_line(error)}") from None
+            raise ModelFileError(f"{file}: the chat template cannot be compiled: {_line(error)}") from None
         self._given = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
         self._reserved = {"messages", "bos_token", "eos_token", *environment.globals}
 
@@ -246,7 +246,16 @@ def _raise(message: object) -> NoReturn:
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
     """As chat templates expect it: no HTML escapes, no ASCII escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    """What a filter such as `map` gives, as the list that it stands for."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"a value of type {type(value).__name__} cannot be written as JSON")
 
 
 def _explained(error: Exception, messages: Sequence[Message]) -> RequestError:

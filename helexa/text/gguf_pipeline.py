@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,9 @@ def joins(tokens: list[str], kinds: list[int], scores: list[float], file: str) -
     return pairs
 
 
-def _both(pipeline: Any, vocabulary: Vocabulary, spelled: list[str]) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+def _both(
+    pipeline: Callable[[list[str]], tokenizers.Tokenizer], vocabulary: Vocabulary, spelled: list[str]
+) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
     defined = [token for token, kind in zip(spelled, vocabulary.kinds, strict=True) if kind == USER_DEFINED and token]
     control = [spelled[id] for id in sorted(vocabulary.control_ids) if spelled[id]]
     return pipeline(defined), pipeline(defined + control)

@@ -16,9 +16,6 @@ from helexa.formats import vocabulary as vocabularies
 from helexa.formats.hf_vocabulary import TokenizerFiles, read_vocabulary
 from helexa.formats.vocabulary import Vocabulary
 from helexa.text import gguf_pipeline, json_pipeline
-from helexa.text.pre_tokenizers import SERVED
-
-__all__ = ["SERVED", "Tokenizer"]
 
 
 class Tokenizer:

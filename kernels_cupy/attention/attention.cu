@@ -21,6 +21,16 @@ __device__ __forceinline__ Pair load_pair(const KV* place) {
     return {to_float(x), to_float(y)};
 }
 
+// The highest of a warp's numbers, in every lane; a NaN is above all.
+__device__ __forceinline__ float warp_highest(float x) {
+#pragma unroll
+    for (int step = 16; step; step >>= 1) {
+        const float other = __shfl_xor_sync(FULL_WARP, x, step);
+        if (other > x || other != other) x = other;
+    }
+    return x;
+}
+
 // grid: (rows, heads). q, out: rows x heads x HEAD_DIM. block_tables: sequences x table_width. keys, values: blocks x kv_heads x 16 x
 // HEAD_DIM. window: only the last so many positions, own included; 0 is all. soft_cap: 0 is none.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -49,40 +59,39 @@ attention(const ACT* __restrict__ q, const KV* __restrict__ keys, const KV* __re
         const u64 base = (u64(table[tile]) * kv_heads + head / (heads / kv_heads)) * TILE * HEAD_DIM;
         const int held = length - tile * TILE < TILE ? length - tile * TILE : TILE;
         const int first = start - tile * TILE;  // of the tile's positions that count; 0 or less: all
-        float scores[TILE], top = highest;
+        float score = -INF_F32;  // of position `lane` of the tile
 #pragma unroll
         for (int j = 0; j < TILE; j++) {
-            float score = 0.0f;
-            const bool counts = j < held && j >= first;
-            if (counts) {
+            if (j < first || j >= held) continue;
+            float product = 0.0f;
 #pragma unroll
-                for (int i = 0; i < PAIRS_PER_LANE; i++) {
-                    const int pair = lane + 32 * i;
-                    const Pair key = pair < PAIRS ? load_pair(keys + base + j * HEAD_DIM + 2 * pair) : Pair{0.0f, 0.0f};
-                    score = fmaf(wanted[i].x, key.x, score);
-                    score = fmaf(wanted[i].y, key.y, score);
-                }
+            for (int i = 0; i < PAIRS_PER_LANE; i++) {
+                const int pair = lane + 32 * i;
+                const Pair key = pair < PAIRS ? load_pair(keys + base + j * HEAD_DIM + 2 * pair) : Pair{0.0f, 0.0f};
+                product = fmaf(wanted[i].x, key.x, product);
+                product = fmaf(wanted[i].y, key.y, product);
             }
-            scores[j] = -INF_F32;
-            if (counts) scores[j] = soft_cap > 0.0f ? soft_capped(warp_sum(score), soft_cap) : warp_sum(score);
-            top = top < scores[j] ? scores[j] : top;
-            if (scores[j] != scores[j]) top = scores[j];  // a NaN must not be lost
+            product = warp_sum(product);
+            if (lane == j) score = product;
         }
+        const bool counts = lane >= first && lane < held;
+        if (counts && soft_cap > 0.0f) score = soft_capped(score, soft_cap);
+        const float top = warp_highest(score > highest || score != score ? score : highest);
+        const float weight = counts ? exp_not_positive(score - top) : 0.0f;
         const float faded = highest == -INF_F32 ? 0.0f : exp_not_positive(highest - top);
         mass *= faded;
 #pragma unroll
         for (int i = 0; i < PAIRS_PER_LANE; i++) sum[i] = {sum[i].x * faded, sum[i].y * faded};
 #pragma unroll
         for (int j = 0; j < TILE; j++) {
-            if (j >= held) break;
-            if (j < first) continue;
-            const float weight = exp_not_positive(scores[j] - top);
-            mass += weight;
+            if (j < first || j >= held) continue;
+            const float share = __shfl_sync(FULL_WARP, weight, j);
+            mass += share;
 #pragma unroll
             for (int i = 0; i < PAIRS_PER_LANE; i++) {
                 const int pair = lane + 32 * i;
                 const Pair value = pair < PAIRS ? load_pair(values + base + j * HEAD_DIM + 2 * pair) : Pair{0.0f, 0.0f};
-                sum[i] = {fmaf(weight, value.x, sum[i].x), fmaf(weight, value.y, sum[i].y)};
+                sum[i] = {fmaf(share, value.x, sum[i].x), fmaf(share, value.y, sum[i].y)};
             }
         }
         highest = top;

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helexa.formats.ggml_types import BY_NAME, dequantise
+from helexa.formats.ggml_types import BY_NAME, dequantise, packed_bytes
 from workers.ops.native import library
 from workers.ops.native import ops as ops_module
 
@@ -195,6 +195,12 @@ def test_long_weights_are_packed_in_pieces(bench: Any, isa: str, monkeypatch: py
             monkeypatch.setattr(ops_module, "PACK_BYTES", nbytes)
             assert bench.linear(bench.ops(isa, 3), x, [raw]).tobytes() == whole.tobytes()
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", library.TYPES)
+def test_packed_sizes_are_known_beforehand(kind: str) -> None:
+    """What is said of a model's memory before it is loaded."""
+    assert library.native_library().helexa_packed_bytes(library.TYPES[kind], 32, 512) == packed_bytes(kind, 32 * 512)
 
 
 def test_instruction_sets_are_listed() -> None:

@@ -155,8 +155,8 @@ ALL = [pytest.param(case, source, id=f"{case}-{source}") for case in CASES for s
 @pytest.mark.parametrize("ops", OPS)
 @pytest.mark.parametrize("case,source", ALL)
 def test_logits_at_every_position(checkpoints: Any, case: Case, source: str, ops: str) -> None:
-    """Three ragged sequences in one batch, prefilled in chunks and then token by token, close to the outside model; and one that
-    starts from another's blocks, equal to it."""
+    """Three ragged sequences in one batch, prefilled in chunks and then token by token, close to the outside model. One of them
+    computed alone and at once, and one that starts from another's blocks, give the same bits."""
     made, chosen = checkpoints(case), OPS[ops]
     expected = [outside_logits(made.outside, ids, chosen.half) for ids in SEQUENCES]
     steps = Steps.of(made.paths[source], chosen.make())
@@ -170,8 +170,9 @@ def test_logits_at_every_position(checkpoints: Any, case: Case, source: str, ops
         assert np.abs(np.concatenate(logits) - right).max() < chosen.tolerance
     assert np.std(expected[0]) > 0.3, "logits too small to tell anything"
     steps.fork(0, 3, 2)
-    hit = steps.step({3: SEQUENCES[0][2 * BLOCK_SIZE :]})[3]
+    hit, alone = steps.step({3: SEQUENCES[0][2 * BLOCK_SIZE :]})[3], steps.step({4: SEQUENCES[0]})[4]
     assert hit.tobytes() == np.concatenate(got[0])[2 * BLOCK_SIZE :].tobytes()
+    assert alone.tobytes() == np.concatenate(got[0]).tobytes()
 
 
 @pytest.mark.parametrize("case,source", ALL)

@@ -327,12 +327,12 @@ def test_a_worker_that_will_not_end_is_killed_and_not_replaced(tmp_path, model):
     """Unloaded while its worker hangs in a step whose client has left: killed after 20 s, and that is the end of it."""
     other = write_tiny_model(tmp_path / "other.gguf", context=1024, seed=99)
     arguments = configured(tmp_path, model, "[debug]\nfaults = true\n")
-    with serving(tmp_path, *arguments, HELEXA_FAULT="hang:step=5,lives=2") as service:
+    with serving(tmp_path, *arguments, HELEXA_FAULT="hang:token=77") as service:
         first = service.pid("worker")
         assert ctl(tmp_path, service, "load", str(other), "--name", "second")[0] == 0
         with Client(service.run_dir) as client:
-            client.submit([5, 6, 7], model="second", max_tokens=100, ignore_eos=True)
-            client.poll(DEADLINE_S)
+            client.submit([5, 77, 7], model="second", max_tokens=100)
+            client.poll(DEADLINE_S)  # taken, so its first step was planned
         answer = raw(service, b'{"v": 1, "cmd": "unload", "model": "second"}')
         assert answer["ok"], answer
         service.wait_for("did not end within 20 s; killed")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 
 def test_the_second_start_reads_what_the_first_made(tmp_path):
     """Equal replies, the load summary in the log, and a line where nothing was quantised again."""
-    model = write_tiny_model(tmp_path / "m.gguf", head_dim=64)
+    model = write_tiny_model(tmp_path / "tiny.gguf", head_dim=64)
     body = bodies(1, tokens=8)[0]
     replies = []
     for name, quant in (("first", "q8_0"), ("second", "q8_0"), ("third", "q4_0")):

@@ -205,6 +205,14 @@ def test_files_changed_at_random_are_refused_or_read(target):
     assert tried == 400 and 0 < accepted <= 400
 
 
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("target", TARGETS)
+def test_model_files_and_a_fuzzer_that_does_not_tire(target):
+    """Fifty thousand of each kind."""
+    assert fuzz(target, 8, 1e9, 50_000)[0] == 50_000
+
+
 @pytest.mark.parametrize("write", [write_safetensors, write_index])
 def test_a_checkpoint_cut_anywhere_is_refused(tmp_path, write):
     """Each of its files, from empty to a byte less than whole."""

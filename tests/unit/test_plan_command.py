@@ -43,4 +43,4 @@ def test_the_shape_is_the_files(tiny_model_path):
     """Read from the header alone."""
     shape = read_shape(GGUFFile.open(tiny_model_path))
     assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.vocab, shape.context) == (2, 4, 2, 16, 260, 512)
-    assert shape.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2 and shape.file_bytes == shape.float_bytes
+    assert shape.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2 and shape.packed_bytes == shape.float_bytes

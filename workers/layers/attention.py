@@ -75,5 +75,5 @@ class Attention:
         if self.norms is not None:
             qkv = ops.norm_heads(qkv, self.norms.q, self.norms.k, *shape, self.norms.eps)
         q = ops.rope_kv_write(qkv, self.layer, *shape, self.rope)
-        rule = {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
-        return self.output(ops, ops.attention(q, self.layer, *shape, **rule))  # type: ignore[arg-type]
+        attended = ops.attention(q, self.layer, *shape, scale=self.scale, window=self.window, soft_cap=self.soft_cap)
+        return self.output(ops, attended)

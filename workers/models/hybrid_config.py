@@ -86,8 +86,10 @@ def from_hugging_face(file: Checkpoint, mtp_layers: int) -> HybridConfig:
 
     sizes, heads, width = _recurrent(file), count("num_attention_heads"), count("hidden_size")
     head_dim = count("head_dim", width // heads)
-    if file.get(f"{prefix}attention_bias", bool, False):
-        raise ModelFileError(f"{file.path}: attention_bias is not served in this architecture")
+    for key, served in (("attention_bias", False), ("attn_output_gate", True), ("hidden_act", "silu")):
+        value = file.get(prefix + key, type(served), served)
+        if value != served:
+            raise ModelFileError(f"{file.path}: {key} = {value} is not served in this architecture")
     rope = f"{prefix}rope_parameters." if file.get(f"{prefix}rope_parameters", dict, None) is not None else prefix
     rotary = file.get(f"{rope}partial_rotary_factor", float, file.get(f"{prefix}partial_rotary_factor", float, 0.25))
     scaling = file.get(f"{rope}rope_type", str, file.get(f"{prefix}rope_scaling.rope_type", str, "default"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.errors import ModelFileError
-from helexa.formats.checkpoint import Checkpoint, open_checkpoint
+from helexa.formats.checkpoint import Checkpoint, model_path, open_checkpoint
 from helexa.formats.quantise import QUANTS
 from workers.weights.quantised import QuantisedCheckpoint
 
@@ -21,14 +21,6 @@ class Quantising:
     quant: str = ""
     cache: str = ""
     cache_bytes: int = 0
-
-
-def model_path(files: Mapping[str, str]) -> str:
-    """What is opened: a GGUF file, or a .safetensors file or the folder of several. Raises ModelFileError."""
-    for role in ("gguf", "safetensors"):
-        if role in files:
-            return files[role]
-    raise ModelFileError(f"a model of {', '.join(files) or 'no files'}: neither gguf nor safetensors")
 
 
 def open_model(

@@ -12,7 +12,11 @@ _NOT_STORED = "replies are not stored"
 
 MODEL = acts("model", checks.Text(256, 1), "A name that /v1/models lists.", required=True)
 STREAM = acts("stream", checks.Bool(), "Server-sent events instead of one document.")
-TEMPERATURE = acts("temperature", checks.Number(0, 100), "0: the likeliest token, always. Default: what the model recommends, else sampling.temperature.")
+TEMPERATURE = acts(
+    "temperature",
+    checks.Number(0, 100),
+    "0: the likeliest token, always. Default: what the model recommends, else sampling.temperature.",
+)
 TOP_P = acts("top_p", checks.Number(0, 1), "Draw from the likeliest tokens that hold this probability together; 1: off.")
 TOP_K = acts("top_k", checks.Integer(-1, INT32_MAX), "Draw from so many likeliest tokens; 0 or -1: off.")
 USER = inert("user", checks.Text(4096), "A name of yours for the end user.")

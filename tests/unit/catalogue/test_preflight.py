@@ -168,7 +168,7 @@ def test_what_passes(tmp_path: Path, write_folder: FolderWriter) -> None:
 
 def output(config: configuration.Config, **options: Any) -> tuple[int, str]:
     out = io.StringIO()
-    code = command.preflight(config, out, **options)
+    code = command.preflight(config, out, io.StringIO(), **options)
     return code, out.getvalue()
 
 

@@ -46,7 +46,16 @@ def test_who_must_be_told(flags, web, model):
 
 def test_what_the_web_tier_alone_reads_is_live_only_where_its_workers_are_replaced():
     """Every live key is either the engine's (Settings), the supervisor's, a model's, or one that reaches the web tier."""
-    supervisors = {"models", "aliases", "default_source", "offline", "hub.endpoint", "hub.auth_env", "watch.heartbeat_s", "watch.step_s"}
+    supervisors = {
+        "models",
+        "aliases",
+        "default_source",
+        "offline",
+        "hub.endpoint",
+        "hub.auth_env",
+        "watch.heartbeat_s",
+        "watch.step_s",
+    }
     engines = {
         "admission.queue_depth", "admission.queue_tokens", "admission.queue_wait_s", "scheduling.min_step_ms",
         "scheduling.reserve_tokens", "scheduling.steps_ahead", "cache.prefix_mib",

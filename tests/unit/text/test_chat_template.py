@@ -166,13 +166,13 @@ def test_renderings_end(source: str) -> None:
 )
 def test_hostile_sources(source: str) -> None:
     """Sources nested thousands deep are refused when the model is loaded, as the model file's fault."""
-    with pytest.raises(ModelFileError, match=r"evil\.gguf: tokenizer\.chat_template"):
+    with pytest.raises(ModelFileError, match=r"evil\.gguf: the chat template"):
         ChatTemplate(source, "", "", file="evil.gguf")
 
 
 def test_syntax_error_names_the_line() -> None:
     """As does a source that is no template."""
-    with pytest.raises(ModelFileError, match=r"chat_template, line 3: "):
+    with pytest.raises(ModelFileError, match=r"chat template, line 3: "):
         ChatTemplate("a\nb\n{% for %}", "", "")
 
 
@@ -185,3 +185,11 @@ def test_default_models_template(default_model_path: str) -> None:
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_json_of_a_filtered_list() -> None:
+    """What `map` gives is written as a list; what is no value is the template's error."""
+    template = ChatTemplate("{{ messages | map(attribute='content') | tojson }}", "", "")
+    assert template.render([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]) == '["a", "b"]'
+    with pytest.raises(RequestError, match="cannot be written as JSON"):
+        ChatTemplate("{{ messages.append | tojson }}", "", "").render([])

@@ -64,7 +64,7 @@ def test_a_template_that_cannot_be_compiled(tmp_path: Path, caplog: pytest.LogCa
     (path / "chat_template.jinja").write_text("{% if %}", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
         text = read_model_text(path)
-    assert "chat_template.jinja: tokenizer.chat_template, line 1" in caplog.text
+    assert "chat_template.jinja: the chat template, line 1" in caplog.text
     with pytest.raises(RequestError, match="no chat template to use"):
         text.chat_format()
     assert text.encode("a", 10, bos=False)

@@ -106,7 +106,7 @@ def test_a_second_start_reads_the_cache(model: Path, tmp_path: Path, monkeypatch
     (path,) = folder.iterdir()
     assert path.suffix == quant_cache.SUFFIX and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    monkeypatch.setattr(quantised, "quantise", None)
+    monkeypatch.setattr(quantised, "quantise_rows", None)
     second = opened(model, "q4_0", folder)
     assert second.from_cache and contents(second) == expected
     assert not second.data("blk.0.attn_q.weight").flags.owndata
@@ -274,6 +274,6 @@ def test_the_summary_is_one_line(model: Path) -> None:
     """Types with their counts and bytes, what they were made to, KV and memory."""
     line = load_summary(opened(model, "q4_0"), "q4_0", 123 << 20, 512, 3 << 30)
     assert line == (
-        "gguf, 0.6 M weights: 6 F32 (0.3 MiB), 14 Q4_0 (0.3 MiB), quantised at load to q4_0, packed 123.0 MiB; "
+        "gguf, 1 M weights: 14 Q4_0 (0.3 MiB), 6 F32 (0.3 MiB), quantised at load to q4_0, packed 123.0 MiB; "
         "KV 512 bytes a token; 3.00 GiB left for KV"
     )

@@ -20,13 +20,13 @@ from workers.ops.native import library as lib
 from workers.ops.native.memory import Arena, address_of, aligned_empty, drop_mapped_pages, mapped_zeros, want_mapped_pages
 from workers.ops.native.program import (
     Op,
-    PackedExperts,
     PackedMatrix,
     PackedVector,
     Program,
     RopeTable,
     Rows,
     fill,
+    packed_experts,
     quantised_bytes,
 )
 from workers.ops.native.recurrent_ops import RecurrentOps
@@ -367,7 +367,7 @@ class NativeOps(RecurrentOps):
     def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
         rows, logits = _rows(x), _rows(scores)
         assert logits.width == len(experts) >= top_k > 0, "a score an expert, and no more chosen than there are"
-        packed = _packed_experts(experts, top_k, normalise)
+        packed = packed_experts(experts, top_k, normalise)
         return self._emit(Op(lib.MOE, Rows(rows.width, rows.on_logit_rows), rows, logits, experts=packed))
 
     def gather_logit_rows(self, x: Value) -> Value:
@@ -421,15 +421,6 @@ class NativeOps(RecurrentOps):
 
 def _rows(value: Value) -> Rows:
     return cast(Rows, value)
-
-
-def _packed_experts(experts: Sequence[Expert], top_k: int, normalise: bool) -> PackedExperts:
-    """The library's form. Its experts share one shape."""
-    sides = [[cast(PackedMatrix, getattr(expert, side)) for expert in experts] for side in ("gate_up", "down")]
-    for side in sides:
-        assert len({(matrix.inputs, matrix.outputs) for matrix in side}) == 1, "the experts of a mixture are of one shape"
-    gate_up, down = ((lib.CLinear * len(experts))(*(matrix.linear for matrix in side)) for side in sides)
-    return PackedExperts(lib.CExperts(len(experts), top_k, int(normalise), gate_up, down), [gate_up, down, sides])
 
 
 def _c_inputs(inputs: StepInputs) -> tuple[lib.CInputs, list[NDArray[np.int32]]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workers.ops.native import library as lib
 from workers.ops.native.memory import ALIGNMENT, address_of, aligned_empty
+from workers.ops.protocol import Expert
 
 # Kinds that can quantise the row they have just computed.
 QUANTISING = frozenset(
@@ -75,6 +77,15 @@ class RopeTable:
 class PackedExperts:
     experts: lib.CExperts
     keep: list[object]  # what `experts` points to
+
+
+def packed_experts(experts: Sequence[Expert], top_k: int, normalise: bool) -> PackedExperts:
+    """The library's form. Its experts share one shape."""
+    sides = [[cast(PackedMatrix, getattr(expert, side)) for expert in experts] for side in ("gate_up", "down")]
+    for side in sides:
+        assert len({(matrix.inputs, matrix.outputs) for matrix in side}) == 1, "the experts of a mixture are of one shape"
+    gate_up, down = ((lib.CLinear * len(experts))(*(matrix.linear for matrix in side)) for side in sides)
+    return PackedExperts(lib.CExperts(len(experts), top_k, int(normalise), gate_up, down), [gate_up, down, sides])
 
 
 @dataclass(frozen=True)
