@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from helexa import config as configuration
 from helexa.commands.serve import GUNICORN, service_environment
 from helexa.config import Config
 from helexa.errors import StartError
+from helexa.processes import die_with_parent
 from ipc import installation
 
 
@@ -31,7 +33,8 @@ def show_progress(line: str) -> None:
 def private_server(
     config_file: Path | None, flags: Mapping[str, Any], progress: Callable[[str], None] = show_progress
 ) -> Iterator[Config]:
-    """The configuration of a service that is ready; it ends with the block. `flags` are keyed by path (`cpu.threads`).
+    """The configuration of a service that is ready; it ends with the block, or with this process however that ends. `flags` are keyed
+    by path (`cpu.threads`).
 
     Raises StartError with the service's own last words where it does not start.
     """
@@ -48,6 +51,7 @@ def private_server(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )
     assert server.stderr is not None
     try:

@@ -99,11 +99,11 @@ def environment(_left: float) -> dict[str, Any]:
     return {**found, "note": f"{found['gpu']}, capability {found['capability']}, torch {found['torch']}, CuPy {found['cupy']}"}
 
 
-def tests(paths: list[str], chosen: str, left: float) -> dict[str, Any]:
-    """Runs pytest on files without the project's other fixtures, and reads what it counted."""
+def tests(paths: list[str], chosen: str, left: float, fixtures: str = "tests/kernels/cuda") -> dict[str, Any]:
+    """Runs pytest on files, with the fixtures from this folder down alone, and reads what it counted."""
     needs("pytest")
     with tempfile.TemporaryDirectory() as folder:
-        options = ["-q", "--maxfail=20", "-p", "no:cacheprovider", "--confcutdir", str(ROOT / "tests" / "kernels")]
+        options = ["-q", "--maxfail=20", "-p", "no:cacheprovider", "--confcutdir", str(ROOT / fixtures)]
         command = [sys.executable, "-m", "pytest", *options, "-k", chosen, *paths]
         log = Path(folder, "log")
         with log.open("wb") as out, contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,14 +116,18 @@ def tests(paths: list[str], chosen: str, left: float) -> dict[str, Any]:
 
 
 def kernel_tests(left: float) -> dict[str, Any]:
-    names = ["drawing", "linear", "layers", "recurrent"]
-    return tests([f"tests/kernels/cuda/test_cuda_{name}.py" for name in names], "gpu", min(left, 240))
+    """Those whose packages are here."""
+    package_of = {"layers": "torch", "recurrent": "torch", "linear": "gguf", "drawing": "msgspec"}
+    names = [name for name, package in package_of.items() if importlib.util.find_spec(package)]
+    result = tests([f"tests/kernels/cuda/test_cuda_{name}.py" for name in names], "gpu", min(left, 240))
+    absent = sorted({package for name, package in package_of.items() if name not in names})
+    return {**result, "note": result["note"] + (f"; without {', '.join(absent)}" if absent else "")}
 
 
 def step_tests(left: float) -> dict[str, Any]:
     """Whole steps on the ops back end: chunks, company, captured and direct."""
     needs("msgspec")
-    return tests(["tests/kernels/cuda/test_cuda_ops.py"], "test", min(left, 90))
+    return tests(["tests/kernels/cuda/test_cuda_ops.py"], "test", min(left, 90), "tests/kernels")
 
 
 def ipc(left: float) -> dict[str, Any]:

@@ -100,7 +100,8 @@ class _Vocabulary:
         self.special_token_ids = special
         self.eos_token_id = eos
         self.bos_token_id = None
-        self._ids = {token: id for id, token in reversed(list(enumerate(tokens))) if token and id not in set(special)}
+        never = set(special)
+        self._ids = {token: id for id, token in reversed(list(enumerate(tokens))) if token and id not in never}
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: bytes) -> list[int]:

@@ -13,6 +13,7 @@ from helexa import catalogue
 from helexa import config as configuration
 from helexa.formats.gguf import GGUFFile
 from helexa.quality.comparing import Side, compare
+from helexa.quality.texts import manual
 from helexa.text.tokenizer import Tokenizer
 from ipc.messages import Plan, SamplingParams, SeatJoin
 from workers.models.registry import load_model
@@ -179,11 +180,11 @@ def test_the_capital_of_france(greedy: list[tuple[list[int], list[int]]], path: 
 
 
 def test_native_ops_are_near_float32(path: Path) -> None:
-    """The native ops' distributions over 600 tokens of text, past the window."""
+    """The native ops' distributions over 560 tokens of prose, past the window."""
     native = choose_ops("native", 2, 64, 64)
     reference = choose_ops("reference", 2, 64, 64)
     file = GGUFFile.open(path)
     tokenizer = Tokenizer.from_gguf(file.metadata)
-    ids = np.array([tokenizer.bos_id, *tokenizer.encode(LONG[0])][:600], np.int32)
+    ids = np.array([tokenizer.bos_id, *tokenizer.encode(manual())][:560], np.int32)
     result = compare(Side(load_model(file, reference), reference), Side(load_model(file, native), native), ids)
     assert result.tokens == len(ids) and result.kl_mean <= MEAN_KL, result

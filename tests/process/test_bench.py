@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
-from service import environment, helexa, serving
+from service import environment, helexa, serving, wait_until_gone
 from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.process
@@ -50,6 +52,27 @@ def test_a_private_server_is_measured(tmp_path, model, mode):
         assert record["target"]["transport"] == ("zmq" if mode == "zmq" else "http")
     assert "client CPU" in output
     assert list((tmp_path / "helexa").iterdir()) == [], "the private server left its run directory"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_command_takes_its_private_server_along(tmp_path, model, number):
+    """The server ran on, with its memory, after the command that had started it was killed."""
+    command = subprocess.Popen(
+        helexa("bench", str(model), "--concurrency", "1", "--requests", "1000000"),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stderr is not None
+    assert any(" memory " in line for line in command.stderr)
+    pids = [child.pid for child in psutil.Process(command.pid).children(recursive=True)]
+    command.send_signal(number)
+    command.wait()
+    assert len(pids) >= 4 and wait_until_gone(pids) == []
+    assert list((tmp_path / "helexa").iterdir()) == []
 
 
 def test_two_servers_take_turns(tmp_path, model):
