@@ -24,7 +24,7 @@ from ipc.messages import PROTOCOL_VERSION, ClientMessage, Generate, Hello, Model
 
 log = logging.getLogger("helexa.web.engine")
 
-ADMISSION_WAIT_S = 5.0  # a new request waits so long for a scheduler to take it, then 503 scheduler_down
+ADMISSION_WAIT_S = 10.0  # a new request waits so long for a scheduler to take it, then 503 scheduler_down
 LOADING_WAIT_S = 1.0  # a new request waits so long for a model that loads, then 503 model_loading
 RESTART_WAIT_S = 10.0  # a new request waits so long for a model that answered before and lost its worker, then 503 no_worker
 HEARTBEAT_S = 2.0
