@@ -62,11 +62,11 @@ def test_the_keys_table(configured, tiny_model_path):
         body = {**BODY, "max_tokens": 500, "stream": True}
         assert subprocess.run(helexa("ctl", "pause", "--port", str(service.port)), env=environment(configured)).returncode == 0
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        response = connection.getresponse()  # taken, and waits: the model is paused
-        assert response.status == 200
+        service.wait_for("scheduler: accepted", count=9)  # taken, and waits: the model is paused
         assert ask(service, tokens["single"])[0] == 429
         assert subprocess.run(helexa("ctl", "resume", "--port", str(service.port)), env=environment(configured)).returncode == 0
-        assert response.read().rstrip().endswith(b"[DONE]")
+        response = connection.getresponse()
+        assert response.status == 200 and response.read().rstrip().endswith(b"[DONE]")
         assert ask(service, tokens["single"])[0] == 200
 
         rows = {row["name"]: row for row in json.loads(keys(configured, "list", "--json", port=service.port)[1])}
