@@ -64,6 +64,7 @@ def test_no_assertion_has_an_effect():
         "abs",
         "int",
         "items",
+        "values",
         "holders",
     }
     for folder in ("helexa", "workers", "ipc"):
