@@ -254,7 +254,9 @@ class Soak:
         """A reader may be told to ask again while a process is replaced, not as a rule."""
         replaced = sum(count for name, count in self.done.items() if name.startswith(("scheduler SIG", "worker SIG")))
         if self.done["asked again"] > READERS * replaced:
-            self.failures.append(f"{self.done['asked again']} requests were told to ask again, {replaced} processes were replaced")
+            self.failures.append(
+                f"{self.done['asked again']} requests were told to ask again, {replaced} processes were replaced"
+            )
 
     def _compare(self, before: dict[str, tuple[float, int]], after: dict[str, tuple[float, int]]) -> None:
         for role, (memory, descriptors) in before.items():
