@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from service import ROLES, Service, serving, wait_until_gone  # noqa: E402
 from tiny_model import write_tiny_model  # noqa: E402
-from transcripts import Body, stream  # noqa: E402
+from transcripts import Body, Transcript, stream  # noqa: E402
 
 from tools.fuzz import Finding, HttpTarget  # noqa: E402
 
@@ -43,6 +43,8 @@ ASK_AGAIN = ("scheduler_down", "no_worker")
 DISTURB_EVERY_S = 4.0
 MAY_GROW_MIB = 64
 MAY_GROW_DESCRIPTORS = 8
+STREAM_WITHIN_S = 120.0  # a stream that takes longer hangs
+REPORT_LINES = 60  # of the service, that a failure is printed with
 
 
 class Failure(Exception):
@@ -80,9 +82,6 @@ class Soak:
         self.service, self.folder, self.every_s = service, folder, every_s
         self.random = random.Random(seed)
         self.bodies = requests(self.random)
-        self.expected = [stream(service.port, body) for body in self.bodies]
-        if not all(seen.whole for seen in self.expected):
-            raise Failure(f"a solo run is not whole: {next(seen for seen in self.expected if not seen.whole)}")
         self.done: Counter[str] = Counter()
         self.failures: list[str] = []
         self.web_kills = 0  # two for each; odd while one is being killed
@@ -90,31 +89,38 @@ class Soak:
         self.over = threading.Event()
         self.settings = {"depth": 256, "context": 512}
         self._lock = threading.Lock()
+        self.expected = [self._stream(number) for number in range(len(self.bodies))]
+        if not all(seen.whole for seen in self.expected):
+            raise Failure(f"a solo run is not whole: {next(seen for seen in self.expected if not seen.whole)}")
 
     def run(self, seconds: float) -> None:
         """Raises Failure."""
         self._rest()
         before = self._sizes()
-        readers = [threading.Thread(target=self._read, args=(self.random.random(),)) for _ in range(READERS)]
+        readers = [threading.Thread(target=self._read, args=(self.random.random(),), daemon=True) for _ in range(READERS)]
         for reader in readers:
             reader.start()
-        disturbances = self._disturbances()
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.failures:
-            self.over.wait(min(self.every_s, max(0.0, deadline - time.monotonic())))
-            if time.monotonic() < deadline:
-                next(disturbances)()
-        self.over.set()
-        for reader in readers:
-            reader.join(120)
-        if any(reader.is_alive() for reader in readers):
-            self.failures.append("a stream hangs")
+        try:
+            self._disturb(time.monotonic() + seconds)
+        finally:
+            self.over.set()
+        if not self.failures:
+            for reader in readers:
+                reader.join(2 * STREAM_WITHIN_S)
         if not self.failures:
             self._rest()
             self._compare(before, self._sizes())
             self._bound_refusals()
         if self.failures:
             raise Failure("\n".join(self.failures[:5]))
+
+    def _disturb(self, deadline: float) -> None:
+        """Until the deadline, or until something has failed."""
+        disturbances = self._disturbances()
+        while time.monotonic() < deadline and not self.failures:
+            self.over.wait(min(self.every_s, max(0.0, deadline - time.monotonic())))
+            if time.monotonic() < deadline and not self.failures:
+                next(disturbances)()
 
     # those who ask
 
@@ -145,16 +151,8 @@ class Soak:
 
     def _whole(self, number: int, stall_s: float) -> None:
         """Reads a stream to its end; with a stall, without reading on for a while in the middle of it."""
-        events = 0
-
-        def on_event() -> None:
-            nonlocal events
-            events += 1
-            if stall_s and events == 20:
-                time.sleep(stall_s)
-
         kills = self.web_kills
-        seen = stream(self.service.port, self.bodies[number], on_event)
+        seen = self._stream(number, stall_s)
         if seen == self.expected[number]:
             return
         if not seen.done and (kills % 2 or self.web_kills != kills):
@@ -163,6 +161,20 @@ class Soak:
             self._count("asked again")  # the next scheduler or worker takes long to start: told before anything began
             return
         self.failures.append(f"stream {number} differs, after {self.last}:\n{seen}\nnot\n{self.expected[number]}")
+
+    def _stream(self, number: int, stall_s: float = 0.0) -> Transcript:
+        """Raises Failure for one that does not end: keep-alives come, and nothing else."""
+        lines, started = 0, time.monotonic()
+
+        def on_line() -> None:
+            nonlocal lines
+            lines += 1
+            if time.monotonic() > started + STREAM_WITHIN_S:
+                raise Failure(f"stream {number} hangs, after {self.last}: {lines} lines in {STREAM_WITHIN_S:g} s")
+            if stall_s and lines == 20:
+                time.sleep(stall_s)
+
+        return stream(self.service.port, self.bodies[number], on_line)
 
     def _break_off(self, body: Body, after: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.service.port, timeout=60)
@@ -213,18 +225,10 @@ class Soak:
         self.last = f"a reload of {changed}"
         self.settings.update(changed)
         (self.folder / "helexa.toml").write_text(SETTINGS.format(**self.settings))
-        answer = self._control({"v": 1, "cmd": "reload"})
+        answer = ask(self.service, "reload")
         if not answer.get("ok"):
             self.failures.append(f"a reload failed: {answer}")
         self.done[f"reload {min(changed)}"] += 1
-
-    def _control(self, command: dict[str, Any]) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as operator:
-            operator.settimeout(60)
-            operator.connect(str(self.service.run_dir / "control.sock"))
-            operator.sendall(json.dumps(command).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(operator.makefile().readline())
-            return answer
 
     # what is left of it
 
@@ -264,12 +268,34 @@ class Soak:
                 self.failures.append(f"the {role} grew from {memory:.0f} MiB, {descriptors} descriptors to {after[role]}")
 
 
+def ask(service: Service, command: str) -> dict[str, Any]:
+    """The control socket's answer."""
+    with socket.socket(socket.AF_UNIX) as operator:
+        operator.settimeout(60)
+        operator.connect(str(service.run_dir / "control.sock"))
+        operator.sendall(json.dumps({"v": 1, "cmd": command}).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(operator.makefile().readline())
+        return answer
+
+
+def state(service: Service) -> str:
+    """What the service says of itself: its status, and the end of its report."""
+    try:
+        status = json.dumps(ask(service, "status"))
+    except (OSError, ValueError) as error:
+        status = f"no status: {type(error).__name__}: {error}"
+    return "\n".join(["", status, "".join(service.report[-REPORT_LINES:])])
+
+
 def soak(folder: Path, model: Path, seconds: float, seed: int, every_s: float = DISTURB_EVERY_S) -> Counter[str]:
     """What was done, how often, with a disturbance every so many seconds. Raises Failure; the service's own remains raise AssertionError."""
     (folder / "helexa.toml").write_text(SETTINGS.format(depth=256, context=512))
     with serving(folder, str(model), "--name", "soak") as service:
-        run = Soak(service, folder, seed, every_s)
-        run.run(seconds)
+        try:
+            run = Soak(service, folder, seed, every_s)
+            run.run(seconds)
+        except (Failure, OSError, ValueError, AssertionError) as failure:
+            raise Failure(f"{type(failure).__name__}: {failure}\n{state(service)}") from failure
     return run.done
 
 

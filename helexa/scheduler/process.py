@@ -216,6 +216,7 @@ class SchedulerProcess:
             self._refuse_given_up(engine)
         if message.parked:
             engine.park(now)
+        self._unregister(self.workers.serve(message.instance, now))
 
     def _call(self, message: leash_messages.Summon | leash_messages.Dismiss, now: float) -> None:
         """An operator wants a model in memory, or out of it."""

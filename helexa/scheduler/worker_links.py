@@ -26,10 +26,12 @@ log = logging.getLogger("scheduler")
 
 @dataclass
 class _Connection:
-    """`engine` None: its first words have not come. `planned_at`: when the plan or the step before was, in seconds."""
+    """`engine` None: its first words have not come, or they came before the supervisor's about its model, which are kept as
+    `early`. `planned_at`: when the plan or the step before was, in seconds."""
 
     link: Link
     engine: Engine | None = None
+    early: messages.Register | None = None
     planned_at: float | None = None
 
 
@@ -85,13 +87,30 @@ class WorkerLinks:
             return False
         return True
 
+    def serve(self, instance: int, now: float) -> list[int]:
+        """The supervisor has told of this model; a worker of it may have been here before. Returns the descriptors of connections
+        that turned out gone."""
+        gone = []
+        for fd, connection in list(self._connections.items()):
+            if connection.early is not None and connection.early.instance == instance:
+                message, connection.early = connection.early, None
+                try:
+                    self._register(connection, message)
+                except Closed:
+                    self._lose(fd, now)
+                    gone.append(fd)
+        return gone
+
     def _register(self, connection: _Connection, message: messages.Register) -> None:
         engine = self._roster.get(message.instance)
-        known = any(other.engine is engine for other in self._connections.values())
-        wrong = engine is None or engine.name != message.model or message.protocol != messages.PROTOCOL_VERSION
-        if engine is None or wrong or known or message.pid != connection.link.peer_pid():
+        known = engine is not None and any(other.engine is engine for other in self._connections.values())
+        wrong = (engine is not None and engine.name != message.model) or message.protocol != messages.PROTOCOL_VERSION
+        if wrong or known or message.pid != connection.link.peer_pid():
             log.error("a worker of %s (pid %d) is not expected here", message.model, message.pid)
             raise Closed("not expected")
+        if engine is None:
+            connection.early = message
+            return
         connection.engine = engine
         for answer in engine.on_register(self._roster.promised_bytes(besides=engine)):
             connection.link.send(answer)
