@@ -7,7 +7,6 @@ from datetime import datetime
 import pytest
 
 from helexa.errors import ModelFileError, RequestError
-from helexa.formats.gguf import GGUFFile
 from helexa.text.chat_template import MAX_SOURCE, ChatTemplate
 
 MESSAGES = [
@@ -174,17 +173,6 @@ def test_syntax_error_names_the_line() -> None:
     """As does a source that is no template."""
     with pytest.raises(ModelFileError, match=r"chat template, line 3: "):
         ChatTemplate("a\nb\n{% for %}", "", "")
-
-
-@pytest.mark.model
-def test_default_models_template(default_model_path: str) -> None:
-    """SmolLM2's own template gives the prompt its makers document."""
-    with GGUFFile.open(default_model_path) as file:
-        template = ChatTemplate(file.get("tokenizer.chat_template", str), "<|im_start|>", "<|im_end|>")
-    assert template.render([{"role": "user", "content": "Hi"}]) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 def test_json_of_a_filtered_list() -> None:
