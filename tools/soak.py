@@ -2,17 +2,19 @@
 
     python tools/soak.py [--minutes 10] [--seed 0] [MODEL.gguf]
 
-Streams of many lengths and kinds are read, cancelled, stalled and broken off; nonsense is sent; the configuration is reloaded, models are
-swapped; the device worker, the scheduler and web workers are killed or stopped. Every stream that was read must end with the very ids and
-text of its solo run. Afterwards memory and descriptors are as before, and once the service has ended nothing is left. Exit code 1 for
-any difference. It needs the packages of the `test` extra; without a model it makes a tiny one.
+Streams of many lengths and kinds are read, cancelled, stalled and broken off; nonsense is sent; the configuration is reloaded, models
+are swapped; the device worker, the scheduler and web workers are killed or stopped, the supervisor and all of it nap. Every stream that
+was read must end with the very ids and text of its solo run. Afterwards memory and descriptors are as before, and once the service has
+ended nothing is left. Exit code 1 for any difference. It needs the packages of the `test` extra; without a model it makes a tiny one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
+import os
 import random
 import signal
 import socket
@@ -43,6 +45,8 @@ ASK_AGAIN = ("scheduler_down", "no_worker")
 DISTURB_EVERY_S = 4.0
 MAY_GROW_MIB = 64
 MAY_GROW_DESCRIPTORS = 8
+NAP_S = 3.0
+SHORT_NAP_S = 0.6  # a scheduler's, that is not taken for hung
 STREAM_WITHIN_S = 120.0  # a stream that takes longer hangs
 REPORT_LINES = 60  # of the service, that a failure is printed with
 
@@ -203,6 +207,9 @@ class Soak:
             ("worker", lambda: self._kill("worker", signal.SIGSTOP)),
             ("model", lambda: self._reload(context=500 + self.random.randrange(12))),
             ("scheduler", lambda: self._kill("scheduler", signal.SIGSTOP)),
+            ("worker", self._kill_unseen),
+            ("supervisor", lambda: self._nap("supervisor")),
+            ("everybody", lambda: self._nap(*ROLES)),
         ]
         while True:
             for role, action in actions:
@@ -220,6 +227,25 @@ class Soak:
             self.failures.append(f"the {role} outlived {number.name}")
         self.web_kills += role == "web"
         self.done[f"{role} {number.name}"] += 1
+
+    def _kill_unseen(self) -> None:
+        """The worker is killed while the scheduler naps: when it wakes, the next worker may be there already."""
+        self.last = "SIGKILL of the worker while the scheduler napped"
+        scheduler = self.service.kill("scheduler", signal.SIGSTOP)
+        self._kill("worker", signal.SIGKILL)
+        self.over.wait(SHORT_NAP_S)
+        with contextlib.suppress(ProcessLookupError):  # it was taken for hung
+            os.kill(scheduler, signal.SIGCONT)
+
+    def _nap(self, *roles: str) -> None:
+        """Processes are stopped for longer than one is waited for, and go on."""
+        self.last = f"a nap of {', '.join(roles)}"
+        stopped = [self.service.kill(role, signal.SIGSTOP) for role in roles]
+        self.over.wait(NAP_S)
+        for pid in reversed(stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self.done[f"nap of {len(roles)}"] += 1
 
     def _reload(self, **changed: int) -> None:
         self.last = f"a reload of {changed}"
