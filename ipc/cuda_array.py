@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ipc.memfd_array import MemfdArrays
 from ipc.shared_array import ArrayHandle, IpcError, SharedArrays, checked_bytes, start_of_process
 
 _ALLOCATION = struct.Struct("<4sIQQ64s")  # magic, pid, start of the process, bytes, CUDA's handle
@@ -159,14 +158,6 @@ def probe(module: str = "ipc.cuda_array") -> str:
     except ValueError:
         return (done.stderr.strip().splitlines() or [f"the probe ended with {done.returncode}"])[-1]
     return str(answer["error"])
-
-
-def best_arrays(module: str = "ipc.cuda_array") -> tuple[SharedArrays, str]:
-    """CUDA IPC where it works, else host memory; and one line that says which and why."""
-    reason = probe(module)
-    if reason:
-        return MemfdArrays(), f"ranks share arrays through host memory: CUDA IPC does not work here ({reason})"
-    return CudaArrays(), "ranks share arrays by CUDA IPC"
 
 
 def _export_for_probe(arrays: SharedArrays, module: str) -> str:

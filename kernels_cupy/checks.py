@@ -35,6 +35,11 @@ def tensor(name: str, value: torch.Tensor, dtype: torch.dtype, *shape: int | Non
     require(value.is_contiguous(), f"{name} is not contiguous")
 
 
+def aligned(name: str, value: torch.Tensor) -> None:
+    """`value` starts where 16 bytes can be read at once."""
+    require(value.data_ptr() % 16 == 0, f"{name} starts at an address not a multiple of 16")
+
+
 def rows_of(name: str, value: torch.Tensor, dtype: torch.dtype, rows: int | None, columns: int | None) -> int:
     """`value` is a matrix whose rows are contiguous each; returns how many elements they lie apart."""
     require(value.dtype == dtype, f"{name} is {value.dtype}, not {dtype}")

@@ -52,6 +52,16 @@ __device__ __forceinline__ void store(f32* place, float value) { *place = value;
 __device__ __forceinline__ void store(f16* place, float value) { place->bits = float_to_half_bits(value); }
 __device__ __forceinline__ void store(bf16* place, float value) { place->bits = float_to_bf16_bits(value); }
 
+// Four neighbours in one load: `place` is a multiple of their size.
+template <class T> __device__ __forceinline__ void load_four(const T* place, float (&values)[4]) {
+    struct alignas(4 * sizeof(T)) Four {
+        T values[4];
+    };
+    const Four four = *reinterpret_cast<const Four*>(place);
+#pragma unroll
+    for (int i = 0; i < 4; i++) values[i] = to_float(four.values[i]);
+}
+
 // ---- sums in one order
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -161,13 +171,19 @@ __device__ __forceinline__ int row_error(float highest) {
     return highest == -INF_F32 ? 4 : 0;
 }
 
-// The highest key of the block's WARPS warps, in every thread. `parts` (WARPS) as in block_sum.
-template <int WARPS> __device__ __forceinline__ u64 block_highest(u64 key, u64* parts) {
+// The highest key of a warp, in every lane.
+__device__ __forceinline__ u64 warp_highest_key(u64 key) {
 #pragma unroll
     for (int step = 16; step; step >>= 1) {
         const u64 other = __shfl_xor_sync(FULL_WARP, key, step);
         key = other > key ? other : key;
     }
+    return key;
+}
+
+// The highest key of the block's WARPS warps, in every thread. `parts` (WARPS) as in block_sum.
+template <int WARPS> __device__ __forceinline__ u64 block_highest(u64 key, u64* parts) {
+    key = warp_highest_key(key);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = key;
     __syncthreads();
     key = parts[0];

@@ -79,12 +79,16 @@ ROPE_KV = Kernel("rope_kv", 128, ("rope_kv_write",), tuple(rope_kv_variant(act) 
 ATTENTION = Kernel(
     "attention",
     128,
-    ("attention",),
+    ("attention", "attention_chunks", "attention_join"),
     tuple(attention_variant(act, dim) for act, dim in product(ACTIVATIONS, HEAD_DIMS)),
     Limits(128),
 )
 LINEAR = Kernel(
-    "linear", 256, ("linear_rows1", "linear_rows8", "linear_rows1_f32", "linear_rows8_f32"), _BY_WEIGHT, Limits(128, shared=0)
+    "linear",
+    256,
+    tuple(f"linear_rows{rows}{out}" for rows, out in product((1, 4, 8), ("", "_f32"))),
+    _BY_WEIGHT,
+    Limits(128, shared=0),
 )
 ELEMENTWISE = Kernel(
     "elementwise", 256, ("add", "add_bias", "scale", "soft_cap", "sigmoid_mul"), _BY_ACTIVATION, Limits(40, shared=0)
@@ -106,6 +110,8 @@ GDN_RECURRENCE = Kernel(
     tuple(gdn_variant(act, *dims) for act, dims in product(ACTIVATIONS, GDN_HEADS)),
     Limits(200),
 )
+MOE_ROUTING = Kernel("moe_routing", 256, ("moe_route", "moe_group", "moe_combine"), _BY_ACTIVATION, Limits(64, shared=12544))
+MOE_LINEAR = Kernel("moe_linear", 128, ("moe_linear",), _BY_WEIGHT, Limits(168, shared=0))
 
 KERNELS = (
     ARGMAX,
@@ -120,4 +126,6 @@ KERNELS = (
     GDN_GATING,
     CAUSAL_CONV,
     GDN_RECURRENCE,
+    MOE_ROUTING,
+    MOE_LINEAR,
 )

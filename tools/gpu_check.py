@@ -2,9 +2,11 @@
 
     python tools/gpu_check.py [--out FOLDER] [--budget-s 420]
 
-Needs PyTorch, CuPy and NumPy; pytest, g++ and msgspec each add sections. Uses no network. Sections: the kernel tests on the device; the
-kernels' bits against the CPU emulator's; arrays shared by two processes; graphs; and times. Writes gpu_check.json and gpu_check.txt
-(short, for people) to the folder. A section that fails or is left out says why and does not stop the others; exit code 1 if one failed.
+Needs PyTorch, CuPy and NumPy; pytest, g++, and helexa's own dependencies each add sections. Uses no network. Sections: kernels compiled
+for this GPU; arrays shared by two processes; graphs; the kernels' bits against the CPU emulator's; a random model of a billion weights; times;
+the kernel tests and whole steps on the device; `helexa verify`. gpu_check.json and gpu_check.txt (short, for people) are written to the folder
+after each section, whatever happens. A section that fails or is left out says why and does not stop the others; exit code 1 if one
+failed, 2 if there is nothing to check on.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,17 +32,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
+import cuda_cases  # noqa: E402
+
 REPEATS = 20
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What is timed: a square linear, logits, and positions that a row attends to."""
-
-    width: int = 4096
-    vocab: int = 151_936
-    context: int = 4096
-    rows: tuple[int, ...] = (1, 8, 64, 512)
 
 
 class LeftOutError(Exception):
@@ -48,6 +43,9 @@ class LeftOutError(Exception):
 
 @dataclass
 class Report:
+    """Written to `folder` after each section."""
+
+    folder: Path
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, name: str, section: Callable[[float], dict[str, Any]], seconds_left: float) -> None:
@@ -63,6 +61,16 @@ class Report:
         result["seconds"] = round(time.monotonic() - started, 1)
         self.sections[name] = result
         print(line_of(name, result), flush=True)
+        self.write()
+
+    def write(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "gpu_check.json").write_text(json.dumps(self.sections, indent=1) + "\n")
+        lines = [line_of(name, result) for name, result in self.sections.items()]
+        (self.folder / "gpu_check.txt").write_text("\n".join(lines) + "\n")
+
+    def failed(self) -> bool:
+        return any(result["status"] == "failed" for result in self.sections.values())
 
 
 def line_of(name: str, result: dict[str, Any]) -> str:
@@ -70,9 +78,12 @@ def line_of(name: str, result: dict[str, Any]) -> str:
     return f"{name:12s} {result['status']:9s} {result['seconds']:6.1f} s  {str(note).splitlines()[0] if note else ''}".rstrip()
 
 
+def absent(*names: str) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
 def needs(*names: str) -> None:
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := absent(*names):
         raise LeftOutError(f"{', '.join(missing)} not installed")
 
 
@@ -99,6 +110,22 @@ def environment(_left: float) -> dict[str, Any]:
     return {**found, "note": f"{found['gpu']}, capability {found['capability']}, torch {found['torch']}, CuPy {found['cupy']}"}
 
 
+def compiled(_left: float) -> dict[str, Any]:
+    """Every variant for this GPU, on all cores: what later sections would compile one by one."""
+    import torch
+    from cuda_places import CUBINS
+
+    from kernels_cupy import compiler
+    from kernels_cupy.registry import KERNELS
+
+    CUBINS.mkdir(mode=0o700, exist_ok=True)
+    major, minor = torch.cuda.get_device_capability(0)
+    variants = [(kernel, defines) for kernel in KERNELS for defines in kernel.variants]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(lambda each: compiler.compile_kernel(*each, 10 * major + minor, CUBINS), variants))
+    return {"note": f"{len(variants)} variants for compute capability {major}.{minor}"}
+
+
 def tests(paths: list[str], chosen: str, left: float, fixtures: str = "tests/kernels/cuda") -> dict[str, Any]:
     """Runs pytest on files, with the fixtures from this folder down alone, and reads what it counted."""
     needs("pytest")
@@ -117,17 +144,26 @@ def tests(paths: list[str], chosen: str, left: float, fixtures: str = "tests/ker
 
 def kernel_tests(left: float) -> dict[str, Any]:
     """Those whose packages are here."""
-    package_of = {"layers": "torch", "recurrent": "torch", "linear": "gguf", "drawing": "msgspec"}
-    names = [name for name, package in package_of.items() if importlib.util.find_spec(package)]
-    result = tests([f"tests/kernels/cuda/test_cuda_{name}.py" for name in names], "gpu", min(left, 240))
-    absent = sorted({package for name, package in package_of.items() if name not in names})
-    return {**result, "note": result["note"] + (f"; without {', '.join(absent)}" if absent else "")}
+    package_of = {"layers": "torch", "recurrent": "torch", "moe": "torch", "linear": "gguf", "drawing": "msgspec"}
+    return chosen_tests(package_of, "gpu", min(left, 150), "tests/kernels/cuda")
 
 
 def step_tests(left: float) -> dict[str, Any]:
-    """Whole steps on the ops back end: chunks, company, captured and direct."""
-    needs("msgspec")
-    return tests(["tests/kernels/cuda/test_cuda_ops.py"], "test", min(left, 90), "tests/kernels")
+    """Whole steps on the ops back end: chunks, company, captured and direct, logits that stay, every architecture."""
+    needs("msgspec", "gguf")
+    return chosen_tests(
+        {"ops": "msgspec", "logits": "llguidance", "families": "transformers"}, "test", min(left, 120), "tests/kernels"
+    )
+
+
+def chosen_tests(package_of: dict[str, str], chosen: str, left: float, fixtures: str) -> dict[str, Any]:
+    """The files whose package is here."""
+    missing = {name: package for name, package in package_of.items() if absent(package)}
+    files = [f"tests/kernels/cuda/test_cuda_{name}.py" for name in package_of if name not in missing]
+    if not files:
+        needs(*package_of.values())
+    result = tests(files, chosen, left, fixtures)
+    return {**result, "note": result["note"] + (f"; without {', '.join(sorted(set(missing.values())))}" if missing else "")}
 
 
 def ipc(left: float) -> dict[str, Any]:
@@ -146,41 +182,40 @@ def same_bits(_left: float) -> dict[str, Any]:
         raise LeftOutError("no g++ for the emulator")
     import torch
     from cuda_on_cpu.emulator import Emulator
+    from cuda_places import gpu
 
-    from workers.ops.cuda.gpu import Gpu
-
-    gpu, emulator, different = Gpu(0), Emulator(), []
-    for name, make in cases().items():
+    device, emulator, different, cases = gpu(), Emulator(), [], cuda_cases.cases()
+    for name, make in cases.items():
         run, inputs = make()
         here = run(emulator, *(value.clone() if isinstance(value, torch.Tensor) else value for value in inputs))
-        there = run(gpu, *(value.cuda() if isinstance(value, torch.Tensor) else value for value in inputs)).cpu()
+        there = run(device, *(value.cuda() if isinstance(value, torch.Tensor) else value for value in inputs)).cpu()
         if here.numpy().tobytes() != there.numpy().tobytes():
             share = float((here != there).float().mean())
             different.append(f"{name} ({share:.2%} of {here.numel()})")
     if different:
         raise RuntimeError(f"bits differ from the emulator's: {', '.join(different)}")
-    return {"note": f"{len(cases())} kernels: bits as on the emulator"}
+    return {"note": f"{len(cases)} kernels: bits as on the emulator"}
 
 
 def graphs(_left: float) -> dict[str, Any]:
     """A captured chain of kernels, replayed on other inputs, gives the bits that it gives launched one by one."""
     import torch
+    from cuda_places import gpu
 
     from kernels_cupy.rms_norm.launcher import rms_norm
-    from workers.ops.cuda.gpu import Gpu
 
-    gpu, weight = Gpu(0), torch.ones(512, device="cuda")
+    device, weight = gpu(), torch.ones(512, device="cuda")
     x = torch.randn(4, 512, device="cuda")
 
     def chain() -> torch.Tensor:
         value = x
         for _ in range(100):
-            value = rms_norm(gpu, value, weight, 1e-5, torch.empty_like(value)) * 1.5
+            value = rms_norm(device, value, weight, 1e-5, torch.empty_like(value)) * 1.5
         return value
 
     chain()
     results: list[torch.Tensor] = []
-    replay = gpu.capture(lambda: results.append(chain()))
+    replay = device.capture(lambda: results.append(chain()))
     for _ in range(3):
         x.copy_(torch.randn(4, 512, device="cuda"))
         expected = chain()
@@ -198,11 +233,10 @@ def graphs(_left: float) -> dict[str, Any]:
 
 def times(left: float) -> dict[str, Any]:
     import torch
+    from cuda_places import gpu
 
-    from workers.ops.cuda.gpu import Gpu
-
-    gpu, found, deadline = Gpu(0), {}, time.monotonic() + min(left, 120) - 10
-    for name, make in benchmarks(gpu).items():
+    found, deadline = {}, time.monotonic() + min(left, 60) - 5
+    for name, make in cuda_cases.benchmarks(gpu()).items():
         if time.monotonic() > deadline:
             found[name] = {"left out": "no time"}
             continue
@@ -230,173 +264,59 @@ def milliseconds(work: Callable[[], Any]) -> float:
     return best
 
 
-# ---- what is compared and timed
+def model(left: float) -> dict[str, Any]:
+    """A billion random weights, in float16: one sequence's bits in any company and from graphs, draws on the device, and speeds."""
+    needs("msgspec")
+    import cuda_model
+    from cuda_places import gpu
+    from random_llama import Shape
 
-Case = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
-
-
-def random_weight(weight_format: str, outputs: int, inputs: int) -> Any:
-    import torch
-
-    from kernels_cupy.linear.launcher import BLOCKS, Weight
-
-    block, size = BLOCKS[weight_format]
-    generator = torch.Generator().manual_seed(1)
-    data = torch.randint(0, 256, (outputs, inputs // block * size), dtype=torch.uint8, generator=generator)
-    if weight_format in ("F32", "F16", "BF16"):
-        kind = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[weight_format]
-        data = torch.randn(outputs, inputs, generator=generator).to(kind).view(torch.uint8)
-    else:  # scales are halves at the block's start, in Q6_K at its end: small numbers
-        at = size - 2 if weight_format == "Q6_K" else 0
-        blocks = data.view(-1, size)
-        blocks[:, at + 1] = 0x24
-        if weight_format in ("Q4_1", "Q4_K"):
-            blocks[:, 3] = 0x24
-    return Weight(data, weight_format, inputs)
+    deadline = time.monotonic() + min(left, 100)
+    with tempfile.TemporaryDirectory(prefix="helexa-random-") as folder:
+        return cuda_model.check(gpu(), Path(folder), Shape(), cuda_model.Plan(), lambda: deadline - time.monotonic())
 
 
-def cases() -> dict[str, Case]:
-    """One small input of each kind of kernel."""
-    import torch
-
-    from kernels_cupy.attention.launcher import attention
-    from kernels_cupy.causal_conv.launcher import Sequences, causal_conv
-    from kernels_cupy.elementwise.launcher import soft_cap
-    from kernels_cupy.gdn_gating.launcher import gdn_gating
-    from kernels_cupy.gdn_recurrence.launcher import gdn_recurrence
-    from kernels_cupy.linear.launcher import BLOCKS, Weight, linear
-    from kernels_cupy.rms_norm.launcher import rms_norm
-    from kernels_cupy.rope_kv.launcher import Paged
-    from kernels_cupy.silu_mul.launcher import gelu_tanh_mul, silu_mul
-
-    torch.manual_seed(3)
-
-    def int32(*values: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32)
-
-    def empty(x: torch.Tensor, *shape: int) -> torch.Tensor:
-        return torch.empty(shape or x.shape, device=x.device)
-
-    def of_linear(name: str) -> Case:
-        weight = random_weight(name, 33, 512)
-        run = lambda device, x, data: linear(device, x, Weight(data, name, 512), empty(x, len(x), 33))  # noqa: E731
-        return lambda: (run, (torch.randn(9, 512), weight.data))
-
-    def of_attention() -> Any:
-        def run(device: Any, q: Any, keys: Any, values: Any, positions: Any, sequences: Any, tables: Any) -> Any:
-            return attention(device, q, Paged(keys, values, positions, sequences, tables), empty(q), None, 60, 20.0)
-
-        cache = [torch.randn(9, 2, 16, 64).half() for _ in range(2)]
-        tables = torch.arange(9, dtype=torch.int32)[None]
-        return run, (torch.randn(3, 256), *cache, int32(140, 17, 0), int32(0, 0, 0), tables)
-
-    def of_recurrence() -> Any:
-        def run(device: Any, qkv: Any, gates: Any, state: Any, *where: Any) -> Any:
-            return gdn_recurrence(device, qkv, gates, state, Sequences(*where), 1, False, empty(qkv, 5, 256))
-
-        gates = torch.cat([torch.rand(5, 2), -torch.rand(5, 2)], dim=1)
-        return run, (torch.randn(5, 512), gates, torch.randn(1, 2, 128, 128), int32(0, 5), int32(4, 5, 6, 7, 8), int32(0))
-
-    def of_conv() -> Any:
-        def run(device: Any, x: Any, weight: Any, state: Any, *where: Any) -> Any:
-            return causal_conv(device, x, weight, state, Sequences(*where), empty(x))
-
-        return run, (
-            torch.randn(5, 300),
-            torch.randn(4, 300),
-            torch.randn(1, 3, 300),
-            int32(0, 5),
-            int32(4, 5, 6, 7, 8),
-            int32(0),
-        )
-
-    def of_rows(op: Any, columns: int) -> Case:
-        return lambda: (lambda device, x: op(device, x, empty(x, len(x), columns)), (torch.randn(7, 600) * 5,))
-
-    gating = lambda device, ba, decay, bias: gdn_gating(device, ba, decay, bias, empty(ba))  # noqa: E731
-    norm = lambda device, x, weight: rms_norm(device, x, weight, 1e-5, empty(x))  # noqa: E731
-    return {
-        **{f"linear {name}": of_linear(name) for name in BLOCKS},
-        "attention": of_attention,
-        "gdn_recurrence": of_recurrence,
-        "causal_conv": of_conv,
-        "gdn_gating": lambda: (gating, (torch.randn(5, 40) * 9, -torch.rand(20), torch.randn(20))),
-        "rms_norm": lambda: (norm, (torch.randn(5, 700), torch.randn(700))),
-        "silu_mul": of_rows(silu_mul, 300),
-        "gelu_tanh_mul": of_rows(gelu_tanh_mul, 300),
-        "soft_cap": of_rows(lambda device, x, out: soft_cap(device, x, 10.0, out), 600),
-    }
+SERVICE = ("msgspec", "zmq", "msgpack", "falcon", "gunicorn", "gguf", "tokenizers", "jinja2", "prometheus_client", "llguidance")
 
 
-def benchmarks(
-    gpu: Any, where: str = "cuda", sizes: Sizes = Sizes()
-) -> dict[str, Callable[[], tuple[Callable[[], Any], dict[str, float]]]]:
-    """Work, and what of it per millisecond is worth saying: 1e6 bytes (GB/s) and 1e9 operations (TFLOP/s)."""
-    import torch
+def verify(left: float) -> dict[str, Any]:
+    """`helexa verify --quick` of a random model of a billion weights, in Q8_0: replies of whole services on the GPU."""
+    needs(*SERVICE)
+    if left < 60:
+        raise LeftOutError(f"{left:.0f} s left, it wants 60; raise --budget-s")
+    from tiny_model import write_tiny_model
 
-    from kernels_cupy.argmax.launcher import argmax
-    from kernels_cupy.attention.launcher import attention
-    from kernels_cupy.keyed_sampling.launcher import Rules, keyed_sample
-    from kernels_cupy.linear.launcher import Weight, linear
-    from kernels_cupy.rope_kv.launcher import Paged
+    sizes = {"layers": 16, "heads": 32, "kv_heads": 8, "head_dim": 64, "hidden": 8192, "context": 2048}
+    with tempfile.TemporaryDirectory(prefix="helexa-random-") as folder:
+        path = write_tiny_model(Path(folder, "random.gguf"), quant="Q8_0", alike=True, **sizes)
+        Path(folder, "helexa.toml").write_text('[devices]\nuse = "cuda:0"\n')
+        return verified(path, Path(folder, "helexa.toml"), left - 20)
 
-    def of_linear(name: str, rows: int) -> Any:
-        def make() -> Any:
-            made = random_weight(name, sizes.width, sizes.width)
-            weight = Weight(made.data.to(where), name, sizes.width)
-            x, out = torch.randn(rows, sizes.width, device=where), torch.empty(rows, sizes.width, device=where)
-            moved = {"GB/s": made.data.numel() / 1e6, "TFLOP/s": 2 * rows * sizes.width**2 / 1e9}
-            return lambda: linear(gpu, x, weight, out), moved
 
-        return make
-
-    def of_attention(rows: int) -> Any:
-        def make() -> Any:
-            blocks = rows * sizes.context // 16
-            keys, values = (torch.randn(blocks, 8, 16, 128, device=where, dtype=torch.float16) for _ in range(2))
-            tables = torch.arange(blocks, dtype=torch.int32, device=where).view(rows, -1)
-            at = torch.full((rows,), sizes.context - 1, dtype=torch.int32, device=where)
-            paged = Paged(keys, values, at, torch.arange(rows, dtype=torch.int32, device=where), tables)
-            q = torch.randn(rows, 32 * 128, device=where)
-            out = torch.empty_like(q)
-            return lambda: attention(gpu, q, paged, out), {"GB/s": 2 * keys.numel() * 2 / 1e6}
-
-        return make
-
-    def of_sampling(rows: int, top_k: int, top_p: float) -> Any:
-        def make() -> Any:
-            logits = torch.randn(rows, sizes.vocab, device=where) * 3
-            numbers = [(1.0, torch.float32), (top_k, torch.int32), (top_p, torch.float32), (-float("inf"), torch.float32)]
-            columns = [torch.full((rows,), value, dtype=kind, device=where) for value, kind in numbers]
-            seed, position = (torch.arange(rows, dtype=kind, device=where) for kind in (torch.int64, torch.int32))
-            return lambda: keyed_sample(gpu, logits, Rules(*columns, seed, position)), {}
-
-        return make
-
-    def of_argmax(rows: int) -> Any:
-        def make() -> Any:
-            logits = torch.randn(rows, sizes.vocab, device=where)
-            return lambda: argmax(gpu, logits), {"GB/s": logits.numel() * 4 / 1e6}
-
-        return make
-
-    return {
-        **{f"linear {name} x{rows}": of_linear(name, rows) for name in ("Q4_1", "Q4_K", "Q8_0", "BF16") for rows in sizes.rows},
-        **{f"attention x{rows}": of_attention(rows) for rows in (1, 16)},
-        **{f"sample x{rows}": of_sampling(rows, 0, 1.0) for rows in (1, 16)},
-        **{f"sample top-k/p x{rows}": of_sampling(rows, 50, 0.9) for rows in (1, 16)},
-        **{f"argmax x{rows}": of_argmax(rows) for rows in (1, 16)},
-    }
+def verified(path: Path, config: Path, left: float) -> dict[str, Any]:
+    """What `helexa verify` says of a model file."""
+    command = [sys.executable, "-m", "helexa.cli", "verify", str(path), "--config", str(config), "--offline", "--quick", "--json"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"no answer within {left:.0f} s: {str(error.stderr)[-2000:]}") from None
+    if done.returncode:
+        raise RuntimeError(f"helexa verify ended with {done.returncode}: {(done.stdout + done.stderr)[-4000:]}")
+    document = json.loads(done.stdout)
+    return {"verify": document, "note": f"replies are the same in every setting; {document['ops']}"}
 
 
 SECTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
     "environment": environment,
+    "compiled": compiled,
     "ipc": ipc,
     "graphs": graphs,
     "same bits": same_bits,
+    "model": model,
+    "times": times,
     "kernel tests": kernel_tests,
     "step tests": step_tests,
-    "times": times,
+    "verify": verify,
 }
 
 
@@ -406,25 +326,30 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=420.0, help="seconds for all of it")
     parser.add_argument("--only", choices=SECTIONS, action="append", help="these sections alone")
     options = parser.parse_args()
-    for name in ("torch", "cupy", "numpy"):
-        if importlib.util.find_spec(name) is None:
-            print(f"{name} is not installed; this check needs PyTorch, CuPy and NumPy", file=sys.stderr)
-            return 2
-    import torch
-
-    if not torch.cuda.is_available():
-        print("PyTorch finds no GPU; this check needs one", file=sys.stderr)
+    report, deadline = Report(options.out), time.monotonic() + options.budget_s
+    if why := nothing_to_check_on():
+        report.sections["environment"] = {"status": "left out", "why": why, "seconds": 0.0}
+        print(line_of("environment", report.sections["environment"]), flush=True)
+        report.write()
         return 2
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])  # of the processes that sections start
-    report, deadline = Report(), time.monotonic() + options.budget_s
     for name, section in SECTIONS.items():
         if not options.only or name in options.only:
             report.run(name, section, deadline - time.monotonic())
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "gpu_check.json").write_text(json.dumps(report.sections, indent=1) + "\n")
-    lines = [line_of(name, result) for name, result in report.sections.items()]
-    (options.out / "gpu_check.txt").write_text("\n".join(lines) + "\n")
-    return int(any(result["status"] == "failed" for result in report.sections.values()))
+    return int(report.failed())
+
+
+def nothing_to_check_on() -> str:
+    """Why no section can run, in one line; empty where they can."""
+    if missing := absent("torch", "cupy", "numpy"):
+        return f"{', '.join(missing)} not installed; this check needs PyTorch, CuPy and NumPy"
+    try:
+        import torch
+
+        found = torch.cuda.is_available()
+    except Exception as error:  # a broken installation is a finding too
+        return f"PyTorch cannot be used: {type(error).__name__}: {error}"
+    return "" if found else "PyTorch finds no GPU"
 
 
 if __name__ == "__main__":

@@ -10,14 +10,23 @@
 #define WEIGHT_BITS 44  // the launcher bounds the vocabulary to 2^19, so a row's weights sum to less than 2^64
 #define BUCKETS 256
 #define BUCKETS_PER_LANE (BUCKETS / 32)
+#define BATCH 8  // logits that a thread loads together: one block has a row, and must keep enough of them under way
 
 struct Row {
     const float* logits;
     int vocab;
     float temperature, maximum;  // maximum: of logit / temperature
 
-    __device__ float scaled(int id) const { return logits[id] / temperature; }
-    __device__ u64 key(int id) const { return order_key(scaled(id), id); }
+    // visit(id, logit, whether there is such an id), in all threads as often.
+    template <class Visit> __device__ __forceinline__ void each(Visit visit) const {
+        for (int start = threadIdx.x; start - int(threadIdx.x) < vocab; start += BATCH * THREADS) {
+            float batch[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) batch[i] = start + i * THREADS < vocab ? logits[start + i * THREADS] : -INF_F32;
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) visit(start + i * THREADS, batch[i], start + i * THREADS < vocab);
+        }
+    }
     __device__ u64 weight(u64 key) const { return u64(exp_not_positive(key_value(key) - maximum) * float(1ull << WEIGHT_BITS)); }
 };
 
@@ -26,6 +35,26 @@ struct Selection {
     u64 rest;    // what is still to be gathered within the chosen bucket
     int bucket;  // -1: all the keys together hold less than was asked for
 };
+
+// Adds the masses of a warp's tokens that count, those of one bucket at once: high bits are much alike, and equal places are taken one by
+// one. `ones`: each is 1.
+__device__ void add_together(Selection& found, bool counts, int bucket, u64 mass, bool ones) {
+    const int lane = threadIdx.x % 32;
+    for (u32 left = __ballot_sync(FULL_WARP, counts); left;) {
+        const int leader = __ffs(left) - 1, chosen = __shfl_sync(FULL_WARP, bucket, leader);
+        const bool own = counts && bucket == chosen;
+        const u32 members = __ballot_sync(FULL_WARP, own);
+        u64 sum = own ? mass : 0;
+        if (ones) {
+            sum = __popc(members);
+        } else {
+#pragma unroll
+            for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(FULL_WARP, sum, step);
+        }
+        if (lane == leader) atomicAdd(&found.histogram[chosen], sum);
+        left &= ~members;
+    }
+}
 
 // Warp 0: the bucket, from the highest down, in which the running mass reaches `target`. A share of 0 or more (first round) makes the
 // target of the total.
@@ -59,11 +88,16 @@ __device__ u64 raise_cut(const Row& row, u64 cut, u64 count, float share, Select
     for (int shift = 56; shift >= 0; shift -= 8) {
         if (threadIdx.x < BUCKETS) found.histogram[threadIdx.x] = 0;
         __syncthreads();
-        for (int id = threadIdx.x; id < row.vocab; id += THREADS) {
-            const u64 key = row.key(id);
-            if (key < cut || (shift < 56 && key >> (shift + 8) != prefix)) continue;
-            atomicAdd(&found.histogram[(key >> shift) % BUCKETS], share >= 0.0f ? row.weight(key) : 1ull);
-        }
+        row.each([&](int id, float logit, bool exists) {
+            const u64 key = order_key(logit / row.temperature, id);
+            const bool counts = exists && key >= cut && (shift == 56 || key >> (shift + 8) == prefix);
+            const int bucket = int((key >> shift) % BUCKETS);
+            const u64 mass = counts && share >= 0.0f ? row.weight(key) : 1ull;
+            if (shift == 56)
+                add_together(found, counts, bucket, mass, share < 0.0f);
+            else if (counts)
+                atomicAdd(&found.histogram[bucket], mass);
+        });
         __syncthreads();
         if (threadIdx.x < 32) choose_bucket(found, target, shift == 56 ? share : -1.0f);
         __syncthreads();
@@ -99,10 +133,10 @@ keyed_sample(const float* __restrict__ logits, i64 row_stride, int vocab, const 
     Row row = {logits + index * row_stride, vocab, temperature[index], 0.0f};
 
     u64 best = 0;
-    for (int id = threadIdx.x; id < vocab; id += THREADS) {
-        const u64 key = order_key(row.logits[id], id);
-        best = key > best ? key : best;
-    }
+    row.each([&](int id, float logit, bool exists) {
+        const u64 key = order_key(logit, id);
+        if (exists && key > best) best = key;
+    });
     best = block_highest<WARPS>(best, first);
     const int error = row_error(key_value(best));
     row.maximum = key_value(best) / row.temperature;
@@ -119,12 +153,12 @@ keyed_sample(const float* __restrict__ logits, i64 row_stride, int vocab, const 
 
     const u32 stream = mix(u32(seed[index]) ^ mix(u32(seed[index] >> 32) ^ mix(u32(position[index]))));
     best = 0;
-    for (int id = threadIdx.x; id < vocab; id += THREADS) {
-        const float scaled = row.scaled(id);
-        if (order_key(scaled, id) < cut || scaled == -INF_F32) continue;
+    row.each([&](int id, float logit, bool exists) {
+        const float scaled = logit / row.temperature;
+        if (!exists || order_key(scaled, id) < cut || scaled == -INF_F32) return;
         const u64 key = order_key(scaled + noise(stream, id), id);
         best = key > best ? key : best;
-    }
+    });
     best = block_highest<WARPS>(best, last);
     if (threadIdx.x == 0) ids[index] = int(key_id(best));
     if (threadIdx.x == 0) errors[index] = 0;

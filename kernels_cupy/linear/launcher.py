@@ -10,8 +10,7 @@ from kernels_cupy import checks
 from kernels_cupy.device import Argument, Device
 from kernels_cupy.registry import LINEAR, weight_variant
 
-OUTPUTS_PER_WARP = 2  # COLUMNS of the entries
-ROWS = 8  # of linear_rows8
+OUTPUTS_PER_WARP = {1: 4, 4: 2, 8: 2}  # COLUMNS of the entries, by their ROWS
 
 # format -> (weights in a block, bytes of a block)
 BLOCKS = {
@@ -43,7 +42,7 @@ class Weight:
         block, size = BLOCKS[self.format]
         checks.require(self.inputs > 0 and self.inputs % block == 0, f"{self.inputs} inputs are not blocks of {block}")
         checks.tensor("weight", self.data, torch.uint8, None, self.inputs // block * size)
-        unit = 4 if self.format == "F32" else 2
+        unit = {"F32": 16, "F16": 16, "BF16": 16, "Q4_1": 4, "Q4_K": 4}.get(self.format, 2)
         checks.require(
             self.data.data_ptr() % unit == 0, f"a weight of {self.format} starts at an address not a multiple of {unit}"
         )
@@ -54,12 +53,13 @@ def linear(device: Device, x: torch.Tensor, weight: Weight, out: torch.Tensor) -
     rows, act = len(x), checks.act_of("x", x)
     weight.check()
     checks.tensor("x", x, x.dtype, rows, weight.inputs)
+    checks.aligned("x", x)
     wide = out.dtype == torch.float32
     stride = checks.rows_of("out", out, torch.float32 if wide else x.dtype, rows, weight.outputs)
     numbers = (("rows", rows), ("inputs", weight.inputs), ("outputs", weight.outputs))
     sizes = [checks.int32(name, number) for name, number in numbers]
-    height = 1 if rows == 1 else ROWS
-    columns = checks.ceil_div(weight.outputs, LINEAR.threads // 32 * OUTPUTS_PER_WARP)
+    height = next((height for height in OUTPUTS_PER_WARP if rows <= height), max(OUTPUTS_PER_WARP))
+    columns = checks.ceil_div(weight.outputs, LINEAR.threads // 32 * OUTPUTS_PER_WARP[height])
     if rows:
         grid = (columns, checks.grid_rows("rows", checks.ceil_div(rows, height)))
         row_bytes, entry = checks.int64(weight.data.shape[1]), f"linear_rows{height}" + ("_f32" if wide else "")

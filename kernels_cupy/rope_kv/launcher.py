@@ -40,7 +40,7 @@ def rope_kv_write(
     device: Device, qkv: torch.Tensor, paged: Paged, cosines: torch.Tensor, sines: torch.Tensor, neox: bool, q: torch.Tensor
 ) -> torch.Tensor:
     """Writes the keys and values of `qkv` (N, (H + 2 K) D) to the cache, keys rotated, and the rotated queries to `q` (N, H D). cosines,
-    sines: float32 (positions, rotary_dim / 2). `neox` as in the ops protocol's Rope."""
+    sines: float32 (positions, rotary_dim / 2), without columns where nothing is rotated. `neox` as in the ops protocol's Rope."""
     rows, act = len(qkv), checks.act_of("qkv", qkv)
     paged.check(rows, act)
     kv_heads, head_dim = paged.keys.shape[1], paged.keys.shape[3]
@@ -50,7 +50,7 @@ def rope_kv_write(
     half = cosines.shape[1]
     checks.tensor("cosines", cosines, torch.float32, None, half)
     checks.tensor("sines", sines, torch.float32, len(cosines), half)
-    checks.require(0 < 2 * half <= head_dim, f"{2 * half} rotary dims do not fit a head of {head_dim}")
+    checks.require(2 * half <= head_dim, f"{2 * half} rotary dims do not fit a head of {head_dim}")
     numbers = (heads, kv_heads, head_dim, 2 * half, int(neox), paged.block_tables.shape[1])
     names = ("heads", "kv_heads", "head_dim", "rotary", "neox", "table_width")
     sizes = [checks.int32(name, number) for name, number in zip(names, numbers, strict=True)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_on_cpu.emulator import SCHEDULES, Emulator, guarded
+from cuda_places import gpu
 
 Place = Callable[[torch.Tensor], torch.Tensor]
 
@@ -24,9 +25,7 @@ def _needs_a_compiler(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session", params=[*SCHEDULES, *(["gpu"] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest) -> Any:
     if request.param == "gpu":
-        from workers.ops.cuda.gpu import Gpu
-
-        return Gpu(0)
+        return gpu()
     return Emulator(request.param, seed=7)
 
 

@@ -11,11 +11,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import cuda_cases
+import cuda_model
+import cuda_places
 import numpy as np
 import pytest
 import torch
 from cuda_on_cpu.emulator import Emulator
 from cuda_on_cpu.place import EmulatedPlace
+from random_llama import Shape
+from tiny_model import write_tiny_model
 
 from helexa.errors import StartError
 from kernels_cupy import compiler
@@ -33,6 +38,7 @@ class Driver:
         self.stream = "torch's"
         self.current: str | None = None
         self.launches: list[tuple[str, str, tuple[int, ...], tuple[int, ...], str | None]] = []
+        self.copies: list[str] = []
 
     def raw_module(self, path: str) -> Any:
         assert Path(path).suffix == ".cubin" and Path(path).exists()
@@ -45,6 +51,22 @@ class Driver:
             return launch
 
         return SimpleNamespace(get_function=get_function)
+
+    def copy_stream(self) -> Any:
+        """Notes what it is told."""
+        return SimpleNamespace(
+            wait_stream=lambda stream: self.copies.append(f"behind {stream}"),
+            record_event=lambda: self.copies.append("noted") or SimpleNamespace(),
+        )
+
+    @contextlib.contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        self.copies.append("beside")
+        yield
+        self.copies.append("back")
+
+    def set_stream(self, stream: str) -> None:
+        self.stream = stream
 
     @contextlib.contextmanager
     def use(self, stream: str) -> Iterator[None]:
@@ -70,10 +92,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     @contextlib.contextmanager
     def graph(_graph: Graph, pool: int) -> Iterator[None]:
         made.stream = "the capture's"
-        try:
-            yield
-        finally:
-            made.stream = "torch's"
+        yield
+        made.stream = "torch's"
 
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -83,6 +103,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         "get_device_name": lambda index: "Stand-in",
         "graph_pool_handle": lambda: 7,
         "current_stream": lambda: made.stream,
+        "set_stream": made.set_stream,
+        "Stream": made.copy_stream,
+        "stream": made.on,
+        "Event": SimpleNamespace,
         "synchronize": lambda: None,
         "CUDAGraph": Graph,
         "graph": graph,
@@ -137,7 +161,18 @@ def test_a_capture(driver: Driver, tmp_path: Path) -> None:
 
     with pytest.raises(Exception, match=r"^operation not permitted when stream is capturing$") as error:
         gpu.capture(fails)
-    assert type(error.value).__name__ == "CaptureError"
+    assert type(error.value).__name__ == "CaptureError" and driver.stream == "torch's"
+
+
+def test_a_copy_beside_the_kernels(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for what was launched, runs on a stream of its own, and is waited for by what is launched later."""
+    gpu, target = gpu_of(driver, tmp_path), torch.zeros(4)
+    copy = gpu.copy_ahead(target, torch.ones(4))
+    assert target.sum() == 4 and driver.copies == ["behind torch's", "beside", "noted", "back"]
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_event=waited.append))
+    gpu.wait_for(copy)
+    assert waited == [copy]
 
 
 def test_devices_that_cannot_be_used(driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +218,11 @@ def test_every_kernel_has_a_case_or_a_benchmark(gpu_check: Any) -> None:
             super().launch(kernel, *rest)
 
     place = Watching()
-    for name, make in gpu_check.cases().items():
+    for name, make in cuda_cases.cases().items():
         run, inputs = make()
         assert torch.isfinite(run(place, *inputs)).all(), name
-    small = gpu_check.Sizes(width=256, vocab=300, context=32, rows=(1, 9))
-    for name, make in gpu_check.benchmarks(place, "cpu", small).items():
+    small = cuda_cases.Sizes(width=256, vocab=300, context=32, rows=(1, 9), cache_bytes=1)
+    for name, make in cuda_cases.benchmarks(place, "cpu", small).items():
         work, moved = make()
         work()
         assert all(amount > 0 for amount in moved.values()), name
@@ -197,11 +232,9 @@ def test_every_kernel_has_a_case_or_a_benchmark(gpu_check: Any) -> None:
 def test_bits_are_compared(gpu_check: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal ones pass, and one that differs fails the section."""
     monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
-    fake = ModuleType("workers.ops.cuda.gpu")
-    monkeypatch.setitem(sys.modules, "workers.ops.cuda.gpu", fake)
-    fake.Gpu = lambda index: Emulator("reverse")  # type: ignore[attr-defined]
-    chosen = {name: case for name, case in gpu_check.cases().items() if name in ("rms_norm", "causal_conv")}
-    monkeypatch.setattr(gpu_check, "cases", lambda: chosen)
+    monkeypatch.setattr(cuda_places, "gpu", lambda: Emulator("reverse"))
+    chosen = {name: case for name, case in cuda_cases.cases().items() if name in ("rms_norm", "causal_conv")}
+    monkeypatch.setattr(cuda_cases, "cases", lambda: chosen)
     assert "2 kernels" in gpu_check.same_bits(100)["note"]
 
     class Broken(Emulator):
@@ -210,14 +243,14 @@ def test_bits_are_compared(gpu_check: Any, driver: Driver, monkeypatch: pytest.M
             if entry == "rms_norm":
                 arguments[2][0, 0] += 1
 
-    fake.Gpu = lambda index: Broken()  # type: ignore[attr-defined]
+    monkeypatch.setattr(cuda_places, "gpu", Broken)
     with pytest.raises(RuntimeError, match=r"rms_norm \(0.03% of 3500\)"):
         gpu_check.same_bits(100)
 
 
 def test_the_report(gpu_check: Any, tmp_path: Path) -> None:
     """A section that fails, one that is left out, and one for which there is no time do not stop the others."""
-    report = gpu_check.Report()
+    report = gpu_check.Report(tmp_path)
 
     def fails(left: float) -> dict[str, Any]:
         raise ValueError("broken\nand more")
@@ -230,7 +263,9 @@ def test_the_report(gpu_check: Any, tmp_path: Path) -> None:
         report.run(name, section, left)
     assert [result["status"] for result in report.sections.values()] == ["failed", "left out", "ok", "left out"]
     assert report.sections["b"]["why"] == "no_such_package not installed" and "no time left" in report.sections["d"]["why"]
-    assert json.loads(json.dumps(report.sections))["a"]["trace"].startswith("Traceback")
+    written = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert written == report.sections and written["a"]["trace"].startswith("Traceback") and report.failed()
+    assert (tmp_path / "gpu_check.txt").read_text().count("\n") == 4
     assert "broken" in gpu_check.line_of("a", report.sections["a"]) and "more" not in gpu_check.line_of("a", report.sections["a"])
 
 
@@ -241,3 +276,55 @@ def test_pytest_is_counted(gpu_check: Any) -> None:
     )
     with pytest.raises(RuntimeError):
         gpu_check.tests(["tests/kernels/cuda/test_cuda_compile.py"], "nothing_is_named_so", 200)
+
+
+def test_a_check_without_a_gpu_reports_too(gpu_check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is in the report, in one line, and the exit code is of its own."""
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--out", str(tmp_path / "new")])
+    assert gpu_check.main() == 2
+    (section,) = json.loads((tmp_path / "new" / "gpu_check.json").read_text()).values()
+    assert section["status"] == "left out" and section["why"] in (
+        "cupy not installed; this check needs PyTorch, CuPy and NumPy",
+        GPU,
+    )
+    monkeypatch.setattr(gpu_check, "absent", lambda *names: [name for name in names if name == "torch"])
+    assert gpu_check.nothing_to_check_on() == "torch not installed; this check needs PyTorch, CuPy and NumPy"
+
+
+GPU = "PyTorch finds no GPU"
+
+
+def test_a_large_model_in_small(tmp_path: Path) -> None:
+    """The section that runs a billion weights, on the emulator with few: company, graphs, draws; and it notices other bits."""
+    from workers.ops.cuda.ops import CudaOps
+
+    shape, plan = Shape(2, 4, 2, 16, 96, 64, 128), cuda_model.Plan(20, 4, (1, 3))
+    result = cuda_model.check(EmulatedPlace(), tmp_path, shape, plan, lambda: 100.0)
+    assert set(result["speeds"]["x3"]) == {"prompt_ms", "decode_ms", "tokens_per_s"} and "bits as alone" in result["note"]
+    assert result["graphs"] == {"captures": 2, "replays": 6, "fallbacks": 5, "invalidations": 0}
+    assert cuda_model.check(EmulatedPlace(), tmp_path, shape, plan, lambda: 1.0)["speeds"] == {
+        "x1": {"left out": "no time"},
+        "x3": {"left out": "no time"},
+    }
+
+    class Neighbourly(EmulatedPlace):
+        def launch(self, kernel: Any, defines: Any, entry: str, grid: Any, arguments: Any) -> None:
+            super().launch(kernel, defines, entry, grid, arguments)
+            if entry.startswith("linear_rows4"):
+                arguments[3][0, 0] += 1e-3
+
+    with pytest.raises(RuntimeError, match="among 3 sequences one has other bits than alone"):
+        cuda_model.check(Neighbourly(), tmp_path, shape, plan, lambda: 100.0)
+    assert CudaOps.kind == "cuda"
+
+
+def test_what_verify_says(gpu_check: Any, tmp_path: Path) -> None:
+    """A real `helexa verify` of a tiny model, on the CPU's ops; one that cannot start fails with its own words."""
+    model = write_tiny_model(tmp_path / "tiny.gguf", layers=1)
+    config = tmp_path / "helexa.toml"
+    config.write_text('[devices]\nuse = "cpu"\n')
+    result = gpu_check.verified(model, config, 200)
+    assert result["note"].startswith("replies are the same in every setting; ")
+    config.write_text('[devices]\nuse = "cuda:7"\n')
+    with pytest.raises(RuntimeError, match="helexa verify ended with"):
+        gpu_check.verified(model, config, 60)

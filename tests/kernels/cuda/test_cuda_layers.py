@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_cupy.attention.launcher import attention
+from kernels_cupy.attention import launcher as attention_launcher
 from kernels_cupy.attention.reference import attend
 from kernels_cupy.checks import ACT_NAMES, KernelArgumentError
 from kernels_cupy.elementwise import launcher as elementwise
@@ -160,7 +160,7 @@ class Cache:
 
 @pytest.mark.parametrize("act", DTYPES)
 @pytest.mark.parametrize("neox", [False, True])
-@pytest.mark.parametrize("rotary", [16, 10])
+@pytest.mark.parametrize("rotary", [16, 10, 0])
 def test_rope_and_kv_write(device: Any, place: Any, random: np.random.Generator, act: str, neox: bool, rotary: int) -> None:
     """Queries and keys rotated as the reference's, values as they are, each in its own slot and nowhere else; padding does nothing."""
     heads, kv_heads, head_dim = 4, 2, 16
@@ -189,12 +189,24 @@ def test_rope_and_kv_write(device: Any, place: Any, random: np.random.Generator,
     assert torch.equal(paged.values.cpu().view(torch.int16), values.view(torch.int16))
 
 
+def attention(device: Any, q: torch.Tensor, paged: Paged, out: torch.Tensor, *rule: Any) -> torch.Tensor:
+    """By one warp a head and by chunks that are joined, which must give the same bits."""
+    head_dim, rows = paged.keys.shape[3], len(q)
+    before = out.clone()
+    attention_launcher.attention(device, q, paged, out, *rule)
+    chunks = -(-paged.block_tables.shape[1] * BLOCK_SIZE // attention_launcher.CHUNK)
+    partials = torch.full((rows, q.shape[1] // head_dim, chunks, head_dim + 2), NAN, device=q.device)
+    divided = attention_launcher.attention(device, q, paged, before, *rule, *[None, 0, 0.0][len(rule) :], partials)
+    assert torch.equal(divided.view(torch.uint8), out.view(torch.uint8))
+    return out
+
+
 @pytest.mark.parametrize("act", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_attention(device: Any, place: Any, random: np.random.Generator, act: str, head_dim: int) -> None:
     """Ragged decode and prefill rows against float64, in blocks in any order; what lies past a row's position is not looked at, nor is
     padding."""
-    heads, kv_heads = 4, 2
+    heads, kv_heads = 6, 2
     cache = Cache([150, 1, 33], kv_heads, head_dim, act, random)
     cache.fill()
     rows = [(0, 149), (2, 32), (-1, 0), (1, 0), (0, 15), (0, 16), (2, 31), (0, 63)]
@@ -210,12 +222,12 @@ def test_attention(device: Any, place: Any, random: np.random.Generator, act: st
             assert ((got[row] - expected).abs() <= 2.0**-18 + 2 * ROUNDING[act] * expected.abs()).all()
 
 
-@pytest.mark.parametrize("window", [1, 5, 16, 40, 500])
+@pytest.mark.parametrize("window", [1, 5, 16, 40, 128, 500])
 def test_attention_rules(device: Any, place: Any, random: np.random.Generator, window: int) -> None:
-    """A window of the last positions, another scale, capped scores."""
-    cache = Cache([120], 2, 64, "f32", random)
+    """A window of the last positions, another scale, capped scores; over several chunks, of which some have no position that counts."""
+    cache = Cache([700], 2, 64, "f32", random)
     cache.fill()
-    rows = [(0, 0), (0, 15), (0, 16), (0, 77), (0, 119)]
+    rows = [(0, 0), (0, 15), (0, 16), (0, 77), (0, 127), (0, 128), (0, 299), (0, 699)]
     q = normal(random, len(rows), 4 * 64)
     got = attention(device, place(q), cache.paged(place, rows), place(torch.empty_like(q)), 0.3, window, 7.0).cpu().double()
     for row, (_, position) in enumerate(rows):
@@ -246,16 +258,23 @@ def test_attention_bits_do_not_depend_on_company(device: Any, place: Any, random
         assert torch.equal(alone.cpu()[0], together[row])
 
 
-@pytest.mark.parametrize("place_of_nan", [0, 17, 64, 89])
+def test_when_positions_are_divided() -> None:
+    """Few rows in a long context are; one chunk alone, many rows, and more memory than is allowed are not."""
+    shape = attention_launcher.partials_of
+    assert shape(1, 32, 128, 256) == (1, 32, 32, 130) and shape(16, 32, 128, 256) == (16, 32, 32, 130)
+    assert shape(1, 32, 128, 8) == shape(64, 32, 128, 256) == shape(63, 32, 128, 8192) == ()
+
+
+@pytest.mark.parametrize("place_of_nan", [0, 17, 64, 89, 130, 201])
 def test_a_nan_in_the_cache_is_not_lost(device: Any, place: Any, random: np.random.Generator, place_of_nan: int) -> None:
     """Whichever warp reads it, and whether in a key or in a value."""
     for which in ("keys", "values"):
-        cache = Cache([90], 2, 16, "f32", random)
+        cache = Cache([202], 2, 16, "f32", random)
         cache.fill()
         block = int(cache.tables[0, place_of_nan // BLOCK_SIZE])
         getattr(cache, which)[block, :, place_of_nan % BLOCK_SIZE, 3] = NAN
         q = normal(random, 1, 64)
-        out = attention(device, place(q), cache.paged(place, [(0, 89)]), place(torch.empty(1, 64))).cpu().view(4, 16)
+        out = attention(device, place(q), cache.paged(place, [(0, 201)]), place(torch.empty(1, 64))).cpu().view(4, 16)
         assert out.isnan().any(dim=1).all()
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda_on_cpu.place import EmulatedPlace
+from cuda_places import place_of
 from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError
 from workers.ops import sampling
+from workers.ops.cuda.mixtures import Mixtures
 from workers.ops.cuda.ops import CudaOps
-from workers.ops.protocol import Ops, RecurrentShape, Rope, SampleRows, Value
+from workers.ops.protocol import Expert, Ops, RecurrentShape, Rope, SampleRows, Value
 from workers.ops.reference import ReferenceOps
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, HIDDEN, VOCAB, LAYERS = 4, 2, 16, 64, 96, 70, 2
@@ -67,17 +68,8 @@ class TinyLlama:
         return ops.soft_cap(ops.linear(ops.rms_norm(ops.gather_logit_rows(x), self.norm, 1e-5), self.table), 30.0)
 
     def run(self, inputs: Any) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = self.ops.run(self.forward, inputs)
-        return logits.copy()
-
-
-def place_of(schedule: str = "forward", refuse_capture: bool = False) -> Any:
-    """A GPU where there is one, else the emulator."""
-    if torch.cuda.is_available() and not refuse_capture:
-        from workers.ops.cuda.gpu import Gpu
-
-        return Gpu(0)
-    return EmulatedPlace(schedule, refuse_capture)
+        logits: NDArray[np.float32] = np.array(self.ops.run(self.forward, inputs))
+        return logits
 
 
 def on_cuda(bench: Any, **options: Any) -> TinyLlama:
@@ -147,13 +139,15 @@ def test_counters_of_what_is_not_captured(bench: Any) -> None:
 
 
 def test_logits_go_to_the_callers_buffer(bench: Any) -> None:
-    """As many rows as want them, none at all included; too many are refused."""
+    """Those rows that are asked for, and no others; a step may want none; too many are refused."""
     model = on_cuda(bench)
     every = model.run(bench.inputs(9))
     buffer = np.zeros((9, VOCAB), np.float32)
     model.ops.use_logits_buffer(buffer)
     got = model.ops.run(model.forward, bench.inputs(9, logit_rows=[8, 3]))
-    assert np.shares_memory(got, buffer) and got.tobytes() == every[[8, 3]].tobytes()
+    assert got.fetched == 0 and not buffer.any()
+    assert got[1].tobytes() == every[3].tobytes() and np.shares_memory(got[1], buffer) and not buffer[0].any()
+    assert np.asarray(got).tobytes() == every[[8, 3]].tobytes() and np.shares_memory(np.asarray(got), buffer)
     assert model.run(bench.inputs(9, logit_rows=[])).shape == (0, VOCAB)
     with pytest.raises(ValueError, match="at most 9 at a time"):
         model.run(bench.inputs(10))
@@ -234,8 +228,8 @@ class TinyHybrid:
         return ops.linear(ops.gather_logit_rows(x), self.table)
 
     def run(self, inputs: Any, slots: list[int]) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = self.ops.run(self.forward, replace(inputs, state_slots=np.array(slots, np.int32)))
-        return logits.copy()
+        logits = self.ops.run(self.forward, replace(inputs, state_slots=np.array(slots, np.int32)))
+        return np.array(logits)
 
 
 def test_recurrent_layers(bench: Any) -> None:
@@ -275,8 +269,9 @@ def test_what_has_no_kernel_is_refused(bench: Any) -> None:
     ops = CudaOps(place_of(), 64)
     with pytest.raises(ModelFileError, match=r"heads of 24 have no GPU kernel.*--device cpu"):
         ops.allocate_kv(1, 4, 1, 24)
-    with pytest.raises(ModelFileError, match="mixtures of experts"):
-        ops.moe_ffn(None, None, [], 1, True)  # type: ignore[arg-type]
+    unequal = [Expert(*(ops.matrix([bench.random_weights("F32", rows, 32)[0]]) for _ in range(2))) for rows in (32, 64)]
+    with pytest.raises(ModelFileError, match="experts of 64 x 32 and of 32 x 32; use --device cpu"):
+        Mixtures("cpu").of(unequal)
     with pytest.raises(ModelFileError, match="blocks of 32"):
         ops.matrix([bench.raw("w", "F32", (2, 20), np.zeros((2, 20), np.float32))])
     with pytest.raises(ModelFileError, match="3 taps"):

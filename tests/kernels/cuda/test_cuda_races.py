@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 BARRIER = "__syncthreads();"
 RACE = 66  # the exit code that is asked for where a race was seen
+WATCHED = ("argmax", "keyed_sampling", "rms_norm", "attention", "gdn_recurrence", "moe_routing")
 # a header's barriers are watched in these ops
 USERS = {"common.cuh": ("rms_norm", "argmax")}
 
@@ -63,7 +64,7 @@ def watch(folder: Path, op: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
 
 
-@pytest.mark.parametrize("op", ["argmax", "keyed_sampling", "rms_norm", "attention", "gdn_recurrence"])
+@pytest.mark.parametrize("op", WATCHED)
 def test_no_race(op: str) -> None:
     """Every kernel with a barrier, in small."""
     done = watch(FOLDER, op)
@@ -73,7 +74,7 @@ def test_no_race(op: str) -> None:
 def test_kernels_with_barriers_are_all_watched() -> None:
     """An op that gets its first barrier must be added to the test above."""
     with_barriers = {source.stem for source in _sources() if source.suffix == ".cu" and _has_barrier(source.read_text())}
-    assert with_barriers == {"argmax", "keyed_sampling", "rms_norm", "attention", "gdn_recurrence"}
+    assert with_barriers == set(WATCHED)
     assert {name: (FOLDER / name).read_text().count(BARRIER) for name in USERS} == {name: len(ops) for name, ops in USERS.items()}
 
 

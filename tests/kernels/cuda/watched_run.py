@@ -17,6 +17,7 @@ from kernels_cupy.attention.launcher import attention
 from kernels_cupy.causal_conv.launcher import Sequences
 from kernels_cupy.gdn_recurrence.launcher import gdn_recurrence
 from kernels_cupy.keyed_sampling.launcher import Rules, keyed_sample
+from kernels_cupy.moe_routing.launcher import Routing, route
 from kernels_cupy.rms_norm.launcher import add_rms_norm, rms_norm
 from kernels_cupy.rope_kv.launcher import Paged
 
@@ -56,11 +57,16 @@ def run_attention(device: Emulator) -> None:
     paged = Paged(*cache, int32(130, 3), int32(0, 0), torch.arange(9, dtype=torch.int32)[None])
     q = floats(2, 128)
     attention(device, q, paged, torch.empty_like(q))
+    attention(device, q, paged, torch.empty_like(q), partials=torch.empty(2, 2, 2, 66))
 
 
 def run_gdn_recurrence(device: Emulator) -> None:
     where = Sequences(int32(0, 3), int32(4, 5, 6), int32(0))
     gdn_recurrence(device, floats(3, 384), floats(3, 2), floats(1, 1, 128, 128), where, 1, False, torch.empty(3, 128))
+
+
+def run_moe_routing(device: Emulator) -> None:
+    route(device, floats(40, 40), torch.zeros(40, dtype=torch.int32), True, Routing.empty(40, 40, 8, "cpu"))
 
 
 RUNS = {
@@ -69,6 +75,7 @@ RUNS = {
     "rms_norm": run_rms_norm,
     "attention": run_attention,
     "gdn_recurrence": run_gdn_recurrence,
+    "moe_routing": run_moe_routing,
 }
 
 if __name__ == "__main__":

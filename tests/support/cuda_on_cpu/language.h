@@ -51,7 +51,24 @@ template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned step) {
     return shuffle(mask, value, source < 0 ? lane : source, "__shfl_up_sync");
 }
 
-// A real atomic, so that ThreadSanitizer knows it for one.
+// A lane that has ended votes 0.
+UNSEEN inline void ballot_exchange(cuda_on_cpu::Offer* lanes, unsigned present) {
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; lane++)
+        if (present >> lane & 1) votes |= unsigned(*static_cast<const bool*>(lanes[lane].value)) << lane;
+    for (int lane = 0; lane < 32; lane++)
+        if (present >> lane & 1) *static_cast<unsigned*>(lanes[lane].result) = votes;
+}
+UNSEEN inline unsigned __ballot_sync(unsigned mask, bool vote) {
+    unsigned result;
+    cuda_on_cpu::warp_exchange(mask, &vote, &result, 0, &ballot_exchange, "__ballot_sync");
+    return result;
+}
+inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+// Real atomics, so that ThreadSanitizer knows them for such.
+inline int atomicAdd(int* place, int value) { return __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
 inline unsigned long long atomicAdd(unsigned long long* place, unsigned long long value) {
     return __atomic_fetch_add(place, value, __ATOMIC_RELAXED);
 }
@@ -61,6 +78,13 @@ template <class To, class From> To same_bits(From from) {
     To to;
     std::memcpy(&to, &from, sizeof to);
     return to;
+}
+// Byte i of the result is one of eight, the first operand's then the second's, by hexadecimal digit i of the selector.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    const unsigned long long both = (unsigned long long)y << 32 | x;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= unsigned(both >> (8 * (selector >> (4 * i) & 7)) & 0xff) << (8 * i);
+    return result;
 }
 inline int __float_as_int(float x) { return same_bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return same_bits<unsigned>(x); }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from cuda_on_cpu.emulator import Emulator
 
 from kernels_cupy.registry import Defines, Kernel
@@ -20,7 +21,7 @@ class EmulatedPlace(Emulator):
     def __init__(self, schedule: str = "forward", refuse_capture: bool = False) -> None:
         super().__init__(schedule)
         self._refuse_capture = refuse_capture
-        self._noted: list[tuple[Any, ...]] | None = None
+        self._noted: list[Callable[[], object]] | None = None
         self._loaded: set[tuple[str, Defines, str]] = set()
 
     def launch(self, kernel: Kernel, defines: Defines, entry: str, grid: tuple[int, ...], arguments: Sequence[Any]) -> None:
@@ -32,7 +33,8 @@ class EmulatedPlace(Emulator):
             raise AssertionError(f"{entry} was not loaded before the capture")
         if self._refuse_capture and self._noted:
             raise CaptureError("no graphs here")
-        self._noted.append((kernel, defines, entry, grid, tuple(arguments)))  # holds the tensors, as a graph's pool does
+        launch, held = super().launch, tuple(arguments)  # holds the tensors, as a graph's pool does
+        self._noted.append(lambda: launch(kernel, defines, entry, grid, held))
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         noted = self._noted = []
@@ -42,10 +44,31 @@ class EmulatedPlace(Emulator):
             self._noted = None
 
         def replay() -> None:
-            for launch in noted:
-                super(EmulatedPlace, self).launch(*launch)
+            for work in noted:
+                work()
 
         return replay
+
+    def synchronise(self) -> None:
+        """Nothing runs behind a launch here."""
+
+    def pinned(self, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    def copy_ahead(self, target: torch.Tensor, source: torch.Tensor) -> object:
+        """Overwrites the target at once, as the copy may on a GPU, and only `wait_for` brings what it copies, as it may be that late."""
+        self._at_once_or_noted(lambda: target.fill_(0xFF))
+        return target, source
+
+    def wait_for(self, copy: Any) -> None:
+        target, source = copy
+        self._at_once_or_noted(lambda: target.copy_(source))
+
+    def _at_once_or_noted(self, work: Callable[[], object]) -> None:
+        if self._noted is None:
+            work()
+        else:
+            self._noted.append(work)
 
     def free_bytes(self) -> int:
         return 1 << 30

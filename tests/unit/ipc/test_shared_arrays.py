@@ -150,10 +150,10 @@ def test_the_probe_notices_memory_that_is_not_shared(stand_in, tmp_path, monkeyp
 
 
 @pytest.mark.skipif(_has_gpu(), reason="there is a GPU")
-def test_without_a_gpu_arrays_are_shared_through_host_memory():
-    """The probe says what is missing, and the line says what that means."""
-    found, line = cuda_array.best_arrays()
-    assert isinstance(found, MemfdArrays) and "through host memory" in line and "CUDA IPC does not work here (" in line
+def test_without_a_gpu_the_probe_says_what_is_missing():
+    """In one line, whatever it is."""
+    reason = cuda_array.probe()
+    assert reason and "\n" not in reason
 
 
 def test_too_much_device_memory_is_a_memory_error():

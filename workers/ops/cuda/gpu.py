@@ -35,6 +35,7 @@ class Gpu:
         self._folder = tempfile.TemporaryDirectory(prefix="helexa-cubins-")
         self._cubins = cubins or Path(self._folder.name)
         self._pool = torch.cuda.graph_pool_handle()  # graphs run one after another, so they share memory
+        self._copies: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._entries: dict[tuple[str, Defines, str], Any] = {}
 
     def launch(self, kernel: Kernel, defines: Defines, entry: str, grid: tuple[int, ...], arguments: Sequence[Argument]) -> None:
@@ -59,15 +60,32 @@ class Gpu:
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         """See Place.capture. Every variant that `work` launches must have been launched before."""
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 work()
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)  # a capture that cannot even be ended leaves its own current
             raise CaptureError(str(error).splitlines()[0]) from None
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def synchronise(self) -> None:
+        torch.cuda.synchronize()
+
+    def pinned(self, values: torch.Tensor) -> torch.Tensor:
+        return values.contiguous().pin_memory()
+
+    def copy_ahead(self, target: torch.Tensor, source: torch.Tensor) -> object:
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            target.copy_(source, non_blocking=True)
+            return self._copies.record_event()
+
+    def wait_for(self, copy: object) -> None:
+        assert isinstance(copy, torch.cuda.Event)
+        torch.cuda.current_stream().wait_event(copy)
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()

@@ -52,7 +52,7 @@ class Graphs:
             return captured.logits
         logits = compute()
         self.fallbacks += 1
-        if bucket.rows <= LARGEST_CAPTURED and bucket.rows == bucket.logit_rows and key not in self._held:
+        if bucket.rows <= LARGEST_CAPTURED and bucket.is_decode and key not in self._held:
             self._held[key] = self._capture(compute)
         return logits
 

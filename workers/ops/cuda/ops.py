@@ -6,7 +6,7 @@ copied to one place on the device; a decode step is replayed from a captured gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,28 +15,35 @@ import torch
 from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError
-from kernels_cupy.attention.launcher import attention
+from helexa.formats.tensor_info import TensorInfo
+from kernels_cupy.attention.launcher import attention, partials_of
 from kernels_cupy.causal_conv.launcher import Sequences, causal_conv
 from kernels_cupy.elementwise import launcher as elementwise
 from kernels_cupy.embed.launcher import embed
 from kernels_cupy.gdn_gating.launcher import gdn_gating
 from kernels_cupy.gdn_recurrence.launcher import gdn_recurrence
-from kernels_cupy.keyed_sampling.launcher import Rules, keyed_sample
+from kernels_cupy.keyed_sampling.launcher import keyed_sample
 from kernels_cupy.linear.launcher import Weight, linear
+from kernels_cupy.moe_linear.launcher import moe_linear
+from kernels_cupy.moe_routing.launcher import Routing, combine, route
 from kernels_cupy.registry import CONV_TAPS, GDN_HEADS, HEAD_DIMS
 from kernels_cupy.rms_norm.launcher import gated_rms_norm, norm_heads, rms_norm
 from kernels_cupy.rope_kv.launcher import Paged, rope_kv_write
 from kernels_cupy.silu_mul.launcher import gelu_tanh_mul, silu_mul
 from workers.inputs import StepInputs
-from workers.ops.cuda import weights
+from workers.ops.cuda import rules, weights
 from workers.ops.cuda.graphs import LARGEST_CAPTURED, Graphs, bucket_of
+from workers.ops.cuda.logits import DeviceLogits
+from workers.ops.cuda.mixtures import Mixtures
 from workers.ops.cuda.place import Place
 from workers.ops.cuda.step_buffers import Bucket, DeviceStep, StepBuffers, check_step
+from workers.ops.cuda.streaming import Streams
 from workers.ops.cuda.weights import DeviceMatrix
 from workers.ops.protocol import (
     BLOCK_SIZE,
     Expert,
     Float32,
+    Logits,
     Matrix,
     Ops,
     RawTensor,
@@ -50,6 +57,8 @@ from workers.ops.sampling import explain
 
 ROPE_PIECE = 1024  # positions: a table grows by pieces of one shape, so a position's bits never change
 KV_DTYPE = torch.float16
+ALL_STAY_SHARE = 0.9  # of the device's memory: up to it no weight is streamed
+KEPT_SHARE = 0.7  # of the device's memory, for weights that stay where not all do: KV and slots want the rest
 MEMORY_SHARE = 0.9  # of free device memory; the rest is for activations and graphs
 
 
@@ -79,12 +88,14 @@ class CudaOps:
         self.max_step_tokens, self.seats = max_step_tokens, seats
         self.weight_bytes = 0
         self.graphs = Graphs(place)
+        self.streams = Streams(place)
         self._buffers = StepBuffers(self._torch_device)
         self._kv: tuple[torch.Tensor, torch.Tensor] | None = None  # keys, values: layers x blocks x K x 16 x D
         self._states: _States | None = None
         self._logits: Float32 | None = None
         self._step: DeviceStep | None = None
         self._ropes: dict[tuple[bytes, bool, float], _RopeTable] = {}
+        self._mixtures = Mixtures(self._torch_device)
         self._table_width = 1
         self._vocab = 2**31 - 1
         self._highest_id = 0
@@ -92,9 +103,22 @@ class CudaOps:
     # weights and cache
 
     def matrix(self, parts: Sequence[RawTensor]) -> Matrix:
-        loaded = weights.matrix(parts, self._torch_device)
+        loaded = weights.matrix(parts, self._torch_device, self.streams)
         self.weight_bytes += loaded.nbytes
         return cast(Matrix, loaded)
+
+    def expect_weights(self, tensors: Iterable[TensorInfo], limit: int) -> str:
+        """Before a model's weights: where they are more than the device holds, the rest is streamed from the host's memory. `limit` as in
+        device_memory. Returns what was decided, in one line; empty where all stays."""
+        total, (_, room, bound) = weights.held_bytes(tensors), self.device_memory(limit)
+        if total <= ALL_STAY_SHARE * room:
+            return ""
+        budget = int(KEPT_SHARE * room)
+        self.streams.expect(total, budget)
+        return (
+            f"{(total - budget) / 2**20:.0f} of {total / 2**20:.0f} MiB of weights are streamed from host memory in each step: "
+            f"{room / 2**20:.0f} MiB is {bound}"
+        )
 
     def vector(self, tensor: RawTensor) -> Vector:
         loaded = weights.vector(tensor, self._torch_device)
@@ -151,32 +175,40 @@ class CudaOps:
 
     # a forward
 
-    def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Float32:
+    def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> DeviceLogits:
+        """See Ops.run. Returns once the device is done, so that its faults show here and times are those of the step."""
         blocks = 0 if self._kv is None else self._kv[0].shape[1]
         check_step(inputs, self._vocab, blocks, None if self._states is None else self._states.past.shape[1])
         wanted = len(inputs.logit_rows)
         if len(inputs.token_ids) == 0:
             raise ValueError("a step without rows")
+        if self._logits is not None and wanted > len(self._logits):
+            raise ValueError(f"{wanted} rows want logits; at most {len(self._logits)} at a time")
         try:
             logits = self._compute(forward, inputs)[:wanted]
+            self._place.synchronise()
         except torch.OutOfMemoryError as error:
             raise weights.memory_error(error) from None
         finally:
             self._step = None
-        if self._logits is None:
-            return cast(Float32, logits.cpu().numpy())
-        if wanted > len(self._logits):
-            raise ValueError(f"{wanted} rows want logits; at most {len(self._logits)} at a time")
-        out = self._logits[:wanted]
-        torch.from_numpy(out).copy_(logits)
-        return out
+        host = np.empty(logits.shape, np.float32) if self._logits is None else self._logits[:wanted]
+        return DeviceLogits(logits, host)
 
     def _compute(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> torch.Tensor:
         self._prepare(inputs)
+        self.streams.mend()
         bucket = self._bucket(len(inputs.token_ids), len(inputs.context_lens), len(inputs.logit_rows))
         self._step = self._buffers.fill(inputs, bucket)
         self._highest_id = int(inputs.token_ids.max())
-        return self.graphs.run(forward, bucket, lambda: cast(torch.Tensor, forward(cast(Ops, self))))
+        logits = self.graphs.run(forward, bucket, lambda: self._forward(forward))
+        self.streams.count(len(inputs.logit_rows))
+        return logits
+
+    def _forward(self, forward: Callable[[Ops], Value]) -> torch.Tensor:
+        self.streams.begin()
+        logits = cast(torch.Tensor, forward(cast(Ops, self)))
+        self.streams.end()
+        return logits
 
     def _prepare(self, inputs: StepInputs) -> None:
         """What a graph points to grows before the step, and takes the graphs with it."""
@@ -210,7 +242,8 @@ class CudaOps:
         return torch.empty((rows, width), dtype=torch.float32, device=self._torch_device)
 
     def embed(self, table: Matrix) -> Value:
-        (weight,), step = cast(DeviceMatrix, table).parts, self._inputs()
+        (part,), step = cast(DeviceMatrix, table).parts, self._inputs()
+        weight = self.streams.keep(part)
         self._vocab = weight.outputs  # which a replay's ids are checked against
         if self._highest_id >= self._vocab:
             raise ValueError("a step's inputs are wrong: a token id outside the vocabulary")
@@ -236,7 +269,8 @@ class CudaOps:
         rows, matrix = cast(torch.Tensor, x), cast(DeviceMatrix, weight)
         out, at = self._empty(len(rows), matrix.outputs), 0
         for part in matrix.parts:
-            linear(self._place, rows, part, out[:, at : at + part.outputs])
+            linear(self._place, rows, self.streams.bring(part), out[:, at : at + part.outputs])
+            self.streams.done(part)
             at += part.outputs
         if bias is not None:
             elementwise.add_bias(self._place, out, cast(torch.Tensor, bias), out)
@@ -294,8 +328,10 @@ class CudaOps:
         window: int = 0,
         soft_cap: float = 0.0,
     ) -> Value:
-        rows = cast(torch.Tensor, q)
-        return cast(Value, attention(self._place, rows, self._paged(layer), torch.empty_like(rows), scale, window, soft_cap))
+        rows, paged = cast(torch.Tensor, q), self._paged(layer)
+        shape = partials_of(len(rows), heads, head_dim, paged.block_tables.shape[1])
+        partials = torch.empty(shape, dtype=torch.float32, device=self._torch_device) if shape else None
+        return cast(Value, attention(self._place, rows, paged, torch.empty_like(rows), scale, window, soft_cap, partials))
 
     def silu_mul(self, gate_up: Value) -> Value:
         rows = cast(torch.Tensor, gate_up)
@@ -305,8 +341,25 @@ class CudaOps:
         rows = cast(torch.Tensor, gate_up)
         return cast(Value, gelu_tanh_mul(self._place, rows, self._empty(len(rows), rows.shape[1] // 2)))
 
-    def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
-        raise ModelFileError("mixtures of experts have no GPU kernel; use --device cpu")
+    def moe_ffn(
+        self,
+        x: Value,
+        scores: Value,
+        experts: Sequence[Expert],
+        top_k: int,
+        normalise: bool,
+        hidden: Sequence[int] = (),
+    ) -> Value:
+        assert not hidden, "one rank makes all columns"
+        rows, of_experts, step = cast(torch.Tensor, x), cast(torch.Tensor, scores), self._inputs()
+        gate_up, down = self._mixtures.of(experts)
+        routing = Routing.empty(len(rows), len(experts), top_k, self._torch_device)
+        route(self._place, of_experts, step.sequence_of_row, normalise, routing)
+        pairs, width = len(rows) * top_k, down.inputs
+        both = moe_linear(self._place, rows, gate_up, routing, top_k, self._empty(pairs, 2 * width))
+        gated = silu_mul(self._place, both, self._empty(pairs, width))
+        parts = moe_linear(self._place, gated, down, routing, 1, self._empty(pairs, rows.shape[1]))
+        return cast(Value, combine(self._place, parts, routing, torch.empty_like(rows)))
 
     def gather_logit_rows(self, x: Value) -> Value:
         """Copies, as an embedding in a table of float32."""
@@ -352,20 +405,12 @@ class CudaOps:
 
     # sampling
 
-    def sample(self, logits: Float32, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
-        """See Ops.sample. The rows go back to the device: the rules were applied to them here."""
-        min_p = np.asarray(rows.min_p, np.float64)
-        log_min_p = np.full(len(min_p), -np.inf)
-        np.log(min_p, out=log_min_p, where=min_p > 0)
-        columns: list[NDArray[np.generic]] = [
-            np.asarray(rows.temperature, np.float32),
-            np.asarray(rows.top_k, np.int32),
-            np.asarray(rows.top_p, np.float32),
-            log_min_p.astype(np.float32),
-            np.asarray(rows.seed, np.uint64).view(np.int64),
-            np.asarray(rows.position, np.int32),
-        ]
-        rules = Rules(*(torch.from_numpy(np.array(column)).to(self._torch_device) for column in columns))
-        on_device = torch.from_numpy(np.array(logits, np.float32)).to(self._torch_device)
-        ids, errors = (result.cpu().numpy() for result in keyed_sample(self._place, on_device, rules))
+    def sample(self, logits: Logits, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
+        """See Ops.sample. Only ids and error words come to the host, in one transfer."""
+        if isinstance(logits, DeviceLogits):
+            on_device = logits.on_device()
+        else:
+            on_device = torch.from_numpy(np.array(logits, np.float32)).to(self._torch_device)
+        drawn = torch.stack(keyed_sample(self._place, on_device, rules.on_device(rows, self._torch_device)))
+        ids, errors = drawn.cpu().numpy()
         return ids, [explain(logits[row]) if errors[row] else "" for row in range(len(ids))]

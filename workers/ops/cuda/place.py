@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kernels_cupy.device import Device
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CaptureError(Exception):
@@ -18,6 +21,22 @@ class Place(Device, Protocol):
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         """Notes what `work` launches, running nothing, and returns what launches it all again. Raises CaptureError."""
+        ...
+
+    def synchronise(self) -> None:
+        """Waits until all that was launched is done. Raises RuntimeError where it failed."""
+        ...
+
+    def pinned(self, values: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory that the device can read by itself."""
+        ...
+
+    def copy_ahead(self, target: torch.Tensor, source: torch.Tensor) -> object:
+        """Starts a copy of pinned memory beside the kernels: behind what was launched so far, and before what waits for the result."""
+        ...
+
+    def wait_for(self, copy: object) -> None:
+        """What is launched from now on runs behind the copy."""
         ...
 
     def free_bytes(self) -> int:

@@ -35,6 +35,11 @@ class Bucket:
     table_width: int
 
     @property
+    def is_decode(self) -> bool:
+        """A row a sequence, and logits of each."""
+        return self.rows == self.sequences == self.logit_rows
+
+    @property
     def elements(self) -> int:
         return 3 * self.rows + self.sequences + 1 + self.sequences * self.table_width + self.logit_rows + self.sequences
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,9 @@ from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError
 from helexa.formats.ggml_types import dequantise
+from helexa.formats.tensor_info import TensorInfo
 from kernels_cupy.linear.launcher import BLOCKS, Weight
+from workers.ops.cuda.streaming import StreamedWeight, Streams
 from workers.ops.protocol import RawTensor
 
 
@@ -28,19 +31,20 @@ class DeviceMatrix:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.data.numel() for part in self.parts)
+        """Those that stay on the device."""
+        return sum(part.data.numel() for part in self.parts if not isinstance(part, StreamedWeight))
 
 
-def matrix(parts: Sequence[RawTensor], torch_device: str) -> DeviceMatrix:
-    """Raises ModelFileError for a shape that the kernels do not take."""
+def matrix(parts: Sequence[RawTensor], torch_device: str, streams: Streams) -> DeviceMatrix:
+    """On the device, or to be streamed to it. Raises ModelFileError for a shape that the kernels do not take."""
     columns = parts[0].shape[-1]
     for part in parts:
         if len(part.shape) != 2 or part.shape[1] != columns:
             raise ModelFileError(f"tensor {part.name} has shape {part.shape}, but its linear takes {columns} columns")
-    return DeviceMatrix(tuple(_weight(part, columns, torch_device) for part in parts))
+    return DeviceMatrix(tuple(_weight(part, columns, torch_device, streams) for part in parts))
 
 
-def _weight(part: RawTensor, columns: int, torch_device: str) -> Weight:
+def _weight(part: RawTensor, columns: int, torch_device: str, streams: Streams) -> Weight:
     kind, data = part.type, part.data
     if kind not in BLOCKS:
         kind, data = "F32", dequantise(part.type, part.data, columns).view(np.uint8)
@@ -48,7 +52,18 @@ def _weight(part: RawTensor, columns: int, torch_device: str) -> Weight:
     if columns % block:
         raise ModelFileError(f"tensor {part.name} has {columns} columns; on GPUs they come in blocks of {block}")
     rows = np.array(data).reshape(part.shape[0], columns // block * size)
-    return Weight(_on_device(rows, torch_device), kind, columns)
+    if streams.stays(rows.size):
+        return Weight(_on_device(rows, torch_device), kind, columns)
+    return streams.add(Weight(torch.from_numpy(rows), kind, columns))
+
+
+def held_bytes(tensors: Iterable[TensorInfo]) -> int:
+    """What the matrices among them take on a device."""
+    return sum(_held(tensor.type, math.prod(tensor.shape), tensor.nbytes) for tensor in tensors if len(tensor.shape) > 1)
+
+
+def _held(kind: str, count: int, nbytes: int) -> int:
+    return nbytes if kind in BLOCKS else 4 * count
 
 
 def vector(tensor: RawTensor, torch_device: str) -> torch.Tensor:

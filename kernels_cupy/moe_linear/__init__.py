@@ -1,0 +1,1 @@
+"""The linears of the experts of a mixture."""
