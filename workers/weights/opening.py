@@ -16,11 +16,12 @@ LINE_WEIGHTS = 1 << 28  # quantised between two lines of a report, which is a se
 
 @dataclass(frozen=True)
 class Quantising:
-    """`quant` empty: no. `cache` empty: what is quantised is kept nowhere."""
+    """`quant` empty: no. `cache` empty: what is quantised is kept nowhere; `keeps` False: it is only looked for there."""
 
     quant: str = ""
     cache: str = ""
     cache_bytes: int = 0
+    keeps: bool = True
 
 
 def open_model(
@@ -42,7 +43,7 @@ def open_model(
             report(f"quantising to {quant}: {done / total:.0%}")
 
     cache = Path(quantising.cache) if quantising.cache else None
-    opened = QuantisedCheckpoint(checkpoint, quant, threads, progress, cache, quantising.cache_bytes)
+    opened = QuantisedCheckpoint(checkpoint, quant, threads, progress, cache, quantising.cache_bytes, quantising.keeps)
     if opened.from_cache:
         report(f"weights in {quant} are on disk from an earlier start")
     return opened

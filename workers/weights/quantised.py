@@ -36,7 +36,8 @@ _KEPT = re.compile(r"embd|embed|gate_inp|mlp\.gate\.|shared_expert_gate|visual|v
 class QuantisedCheckpoint:
     """`source` with some tensors of another type. Nobody else reads `source` meanwhile.
 
-    `report` is told (weights quantised, weights to quantise) as it goes. `cache_dir` None: nothing is kept.
+    `report` is told (weights quantised, weights to quantise) as it goes. `cache_dir` None: nothing is kept; `keeps` False: neither,
+    but what is there already is used. Whoever keeps makes whole tensors, also where rows are read.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class QuantisedCheckpoint:
         report: Callable[[int, int], None],
         cache_dir: Path | None = None,
         cache_bytes: int = 0,
+        keeps: bool = True,
     ) -> None:
         self._source = source
         self._pool = ThreadPoolExecutor(threads, "quantise")
@@ -63,7 +65,7 @@ class QuantisedCheckpoint:
             key = cache_key(source.files, quant)
             path = cache_dir / f"{key}{SUFFIX}"
             self._reader = CacheReader.open(path, key, self._made)
-            if self._reader is None:
+            if self._reader is None and keeps:
                 self._writer = CacheWriter.create(path, key, total)
 
     @property
@@ -103,16 +105,24 @@ class QuantisedCheckpoint:
         found = self._reader.data(name) if self._reader is not None else None
         if found is not None:
             return found
-        data = self._quantised(info)
+        data = self._quantised(info, 0, math.prod(info.shape[:-1]))
         if self._writer is not None:
             self._writer.add(name, info.type, data)
         return data
 
-    def _quantised(self, info: TensorInfo) -> UInt8:
+    def data_of_rows(self, name: str, first: int, end: int) -> UInt8:
+        """The bytes of rows first .. end - 1; no others are quantised, unless they are kept."""
+        info = self._tensors[name]
+        if name in self._made and self._reader is None and self._writer is None:
+            return self._quantised(info, first, end)
+        size = row_bytes(info.type, info.shape[-1])
+        return self.data(name)[first * size : end * size]
+
+    def _quantised(self, info: TensorInfo, first_row: int, end_row: int) -> UInt8:
         source, type = self._source.data(info.name), self._source.tensors[info.name].type
         columns = info.shape[-1]
         from_row, to_row = row_bytes(type, columns), row_bytes(info.type, columns)
-        rows = info.nbytes // to_row
+        source, rows = source[first_row * from_row : end_row * from_row], end_row - first_row
         together = max(1, CHUNK_WEIGHTS // columns)
         out = np.empty((rows, to_row), np.uint8)
 

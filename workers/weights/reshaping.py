@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 from helexa.errors import ModelFileError
 from helexa.formats.ggml_types import dequantise, row_bytes
 from workers.ops.protocol import Float32, RawTensor
+from workers.weights.tensors import rows_of
+
+MOST_RUNS = 4  # of neighbouring rows, beyond which a copy is simpler than a part each
 
 
 def floats(tensor: RawTensor) -> Float32:
@@ -26,6 +29,16 @@ def rows_in_order(tensor: RawTensor, order: NDArray[np.intp]) -> RawTensor:
     rows, columns = tensor.shape
     data = tensor.data.reshape(rows, row_bytes(tensor.type, columns))[order]
     return RawTensor(f"{tensor.name}[rows]", tensor.type, (len(order), columns), data.reshape(-1))
+
+
+def rows_within(tensor: RawTensor, rows: NDArray[np.intp]) -> list[RawTensor]:
+    """Those rising rows of a (rows, columns) tensor, as parts that lie side by side: runs of neighbours as views, where they are few."""
+    if len(rows) == tensor.shape[0]:
+        return [tensor]
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    if len(runs) > MOST_RUNS:
+        return [rows_in_order(tensor, rows)]
+    return [rows_of(tensor, int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
 def columns_of(tensor: RawTensor, first: int, end: int) -> RawTensor:

@@ -60,16 +60,12 @@ static inline void unpack_q2_k(const uint8_t* from, Unpacked& out) {
     for (int k = 0; k < kSuperBlock; k++) out.q[k] = static_cast<int8_t>(bits_at<2, 32>(from + 16, k));
 }
 
-// Integers of 0 .. 7 with a minimum of 4 * scale, which fits in a byte.
 static inline void unpack_q3_k(const uint8_t* from, Unpacked& out) {
-    out.scale = out.minimum = read_half(from + 108);
-    for (int i = 0; i < 16; i++) {
-        const int scale = (bits_at<4, 8>(from + 96, i) | bits_at<2, 4>(from + 104, i) << 4) - 32;
-        out.scales[i] = static_cast<int8_t>(scale);
-        out.minimums[i] = static_cast<int8_t>(4 * scale);
-    }
+    out.scale = read_half(from + 108);
+    for (int i = 0; i < 16; i++)
+        out.scales[i] = static_cast<int8_t>((bits_at<4, 8>(from + 96, i) | bits_at<2, 4>(from + 104, i) << 4) - 32);
     for (int k = 0; k < kSuperBlock; k++)
-        out.q[k] = static_cast<int8_t>(bits_at<2, 32>(from + 32, k) | bits_at<1, 32>(from, k) << 2);
+        out.q[k] = static_cast<int8_t>((bits_at<2, 32>(from + 32, k) | bits_at<1, 32>(from, k) << 2) - 4);
 }
 
 static inline void unpack_q4_k(const uint8_t* from, Unpacked& out) {
