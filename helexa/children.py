@@ -12,7 +12,6 @@ import msgspec
 
 from helexa import config as configuration
 from helexa.processes import Child
-from helexa.restarts import Restarts
 from ipc import sockets
 from ipc.codec import BadMessage, decode_from_child
 from ipc.leash_messages import LastWords, Stop
@@ -39,7 +38,7 @@ class Running:
 
 @dataclass
 class Role:
-    """One child that the service needs, and how often it died. `name` is its own among the roles."""
+    """One child that the service needs. `name` is its own among the roles."""
 
     name: str
     module: str
@@ -47,15 +46,13 @@ class Role:
     environment: dict[str, str] = field(default_factory=dict)
     own_session: bool = False
     silent: bool = False  # it says nothing while it works
-    restarts: Restarts = field(default_factory=Restarts)
     running: Running | None = None
-    start_at: float | None = None  # seconds, monotonic
 
     def start(self, more_arguments: Iterable[str] = ()) -> Running:
         leash, theirs = sockets.pair(decode_from_child)
         environment = configuration.child_environment(self.environment)
         child = Child(self.module, [*self.arguments, *more_arguments], theirs, environment, self.own_session)
-        self.running, self.start_at = Running(child, leash), None
+        self.running = Running(child, leash)
         log.debug("started %s (pid %d)", self.name, child.pid)
         return self.running
 

@@ -29,6 +29,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "threads": ("cpu.threads", lambda text: text if text == "auto" else int(text), "CPU threads"),
     "ops": ("cpu.ops", str, "auto, native or reference"),
     "device": ("devices.use", str, "where to run: auto, cpu, cuda or cuda:0,1"),
+    "tensor-parallel": ("devices.tensor_parallel", int, "device workers that hold each model together, a shard each (default 1)"),
     "log-level": ("logging.level", str, "debug, info, warning or error"),
     "log-format": ("logging.format", str, "text or json"),
 }
@@ -65,9 +66,16 @@ def parser() -> argparse.ArgumentParser:
         ("context", "memory-mib", "ops", "quant"),
     )
     _model_argument(preflight, "the model")
-    preflight.add_argument("--ranks", type=_whole_number, default=1, metavar="N", help="device workers that share it (default 1)")
+    preflight.add_argument(
+        "--ranks", type=_whole_number, metavar="N", help="device workers that share it (default: devices.tensor_parallel)"
+    )
     preflight.add_argument("--json", action="store_true", help="as JSON")
-    plan = _command(commands, "plan", "where a model's memory goes on this machine", ("context", "seats", "memory-mib", "ops"))
+    plan = _command(
+        commands,
+        "plan",
+        "where a model's memory goes on this machine",
+        ("context", "seats", "memory-mib", "ops", "tensor-parallel"),
+    )
     _model_argument(plan, "the model")
     devices = _command(commands, "devices", "the GPUs of this machine, and where a model would run", ("device",))
     devices.add_argument("--json", action="store_true", help="as JSON")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +119,19 @@ def choose(
     if absent := missing():
         raise ConfigError(f"--device {wanted}: {' and '.join(absent)} not installed; {INSTALL}")
     return indices or usable
+
+
+def place(chosen: Sequence[int], ranks: int, turn: int) -> list[int | None]:
+    """The GPU of each rank of a model's worker, of those that `choose` names: workers take turns, this is number `turn`, from 0.
+    None: the CPU. Raises ConfigError where there are fewer GPUs than ranks."""
+    if not chosen:
+        return [None] * ranks
+    if ranks > len(chosen):
+        raise ConfigError(
+            f"devices.tensor_parallel (--tensor-parallel) = {ranks}: each rank takes a GPU of its own, and there "
+            f"{'is' if len(chosen) == 1 else 'are'} {len(chosen)} to use (devices.use); set it to at most {len(chosen)}"
+        )
+    return [chosen[(turn * ranks + rank) % len(chosen)] for rank in range(ranks)]
 
 
 def _indices(wanted: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from helexa import catalogue, extras, logs, reloading
 from helexa import config as configuration
-from helexa.children import Role
+from helexa.child_group import ChildGroup
 from helexa.config import Config, KeyDoc
 from helexa.errors import ConfigError, HelexaError, StartError
 from helexa.listings import Listing, listings
@@ -28,7 +28,7 @@ ALL = "*"
 class Processes(Protocol):
     """What is asked of the supervisor."""
 
-    scheduler: Role
+    scheduler: ChildGroup
 
     def begin(self, model: ServedModel) -> None: ...
 
@@ -244,7 +244,8 @@ class Operating:
         self._generation += 1
         before, self.config = self.config, config
         self.config_path = str(self._run_directory.write_config(config, self._generation))
-        self._processes.scheduler.arguments = ["--config", self.config_path]
+        for role in self._processes.scheduler.roles:
+            role.arguments = ["--config", self.config_path]
         logs.set_level(config.logging.level)
         for model in self._models:
             model.worker.tell(LogLevel(config.logging.level))

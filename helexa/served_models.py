@@ -1,14 +1,16 @@
-"""What the supervisor has served, or wants to: one entry a loading of a model, with its fetcher and its device worker."""
+"""What the supervisor has served, or wants to: one entry a loading of a model, with its fetcher and its device worker: a process
+for each of its ranks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from helexa import devices
 from helexa.catalogue import Source
+from helexa.child_group import ChildGroup, alone
 from helexa.children import Role
 from helexa.config import Config
 from helexa.watching import beat_every
@@ -22,9 +24,11 @@ WORKER, FETCHER = "workers.process", "helexa.catalogue.fetch_process"
 WORKER_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def environment_of(gpu: int | None) -> dict[str, str]:
-    """Shows a worker its one GPU, or none; in the order of the PCI bus, as `helexa devices` counts them."""
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "" if gpu is None else str(gpu)}
+def environment_of(gpus: Sequence[int | None], rank: int) -> dict[str, str]:
+    """Shows a rank its own GPU as its first, then those of the others, whose arrays it opens; in the order of the PCI bus, as
+    `helexa devices` counts them."""
+    visible = [str(gpu) for gpu in (gpus[rank], *gpus[:rank], *gpus[rank + 1 :]) if gpu is not None]
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(visible)}
 
 
 @dataclass
@@ -37,8 +41,8 @@ class ServedModel:
     name: str
     source: Source
     context: int
-    fetcher: Role
-    worker: Role
+    fetcher: ChildGroup
+    worker: ChildGroup
     files: dict[str, str] = field(default_factory=dict)
     was_ready: bool = False
     blocks: int = 0
@@ -94,24 +98,30 @@ class ServedModels:
         fetcher = Role(
             f"fetcher{ending}", FETCHER, ["--config", config_path, "--source", source.given], own_session=True, silent=True
         )
-        gpu = self._gpu(number, config)
-        arguments = self._worker_arguments(name, number, config) + ([] if gpu is None else ["--device", "cuda"])
-        worker = Role(f"worker{ending}", WORKER, arguments, {**WORKER_ENVIRONMENT, **environment_of(gpu)})
-        model = ServedModel(number, name, source, context, fetcher, worker)
+        worker = self._worker(number, name, f"worker{ending}", config)
+        model = ServedModel(number, name, source, context, alone(fetcher), worker)
         self._models.append(model)
         return model
 
-    def _gpu(self, instance: int, config: Config) -> int | None:
-        """The GPU of an instance's worker: they take turns. None: the CPU."""
-        chosen = devices.choose(config.devices.use, config.cpu.ops)
-        return chosen[(instance - 1) % len(chosen)] if chosen else None
+    def _worker(self, instance: int, model: str, worker: str, config: Config) -> ChildGroup:
+        """Raises ConfigError where the GPUs are too few for its ranks."""
+        ranks = config.devices.tensor_parallel
+        gpus = devices.place(devices.choose(config.devices.use, config.cpu.ops), ranks, instance - 1)
+        common = self._worker_arguments(model, instance, config)
+        roles = []
+        for rank, gpu in enumerate(gpus):
+            arguments = [*common, "--rank", str(rank), *([] if gpu is None else ["--device", "cuda"])]
+            if rank == 0 and config.debug.record_plans:
+                arguments += ["--record-plans", config.debug.record_plans]
+            role = worker if ranks == 1 else f"{worker} rank {rank}"
+            roles.append(Role(role, WORKER, arguments, {**WORKER_ENVIRONMENT, **environment_of(gpus, rank)}))
+        return ChildGroup(worker, roles)
 
     def _worker_arguments(self, name: str, instance: int, config: Config) -> list[str]:
         endpoint = str(endpoints.workers_socket(self._run_dir))
         arguments = ["--endpoint", endpoint, "--model", name, "--instance", str(instance)]
         arguments += ["--log-level", config.logging.level, "--log-format", config.logging.format]
-        arguments += ["--beat-s", str(beat_every(config.watch.heartbeat_s))]
-        return [*arguments, *(["--record-plans", config.debug.record_plans] if config.debug.record_plans else [])]
+        return [*arguments, "--beat-s", str(beat_every(config.watch.heartbeat_s))]
 
     def remove(self, model: ServedModel) -> None:
         self._models.remove(model)

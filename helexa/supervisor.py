@@ -22,11 +22,11 @@ from helexa import __version__, catalogue, children, exposure, extras, logs
 from helexa import config as configuration
 from helexa.catalogue import starting
 from helexa.catalogue.least_memory import least_memory
+from helexa.child_group import ChildGroup, alone
 from helexa.children import Role
 from helexa.config import Config
 from helexa.errors import HelexaError
-from helexa.formats import fault_spec
-from helexa.formats.fault_spec import FaultSpec
+from helexa.faulty_lives import FaultyLives
 from helexa.listings import listings
 from helexa.operating import Operating
 from helexa.run_directory import RunDirectory
@@ -37,6 +37,7 @@ from ipc.codec import BadMessage, decode_to_child
 from ipc.leash_messages import (
     ChildReady,
     Drain,
+    EndWorker,
     Fetched,
     LastWords,
     LoadModel,
@@ -50,7 +51,6 @@ from ipc.leash_messages import (
     Stop,
     Summon,
     UnloadModel,
-    WorkerHung,
 )
 from ipc.sockets import Closed, Link
 
@@ -72,23 +72,21 @@ class Supervisor:
         self.started = time.monotonic()
         self.was_ready = False
         self.scheduler_was_up = False
+        self.scheduler_answers = False
         self.watched = WatchedTime(self.started)
         self.silence = Silence()
-        fault = configuration.injected_fault(config)
-        self.fault_text = fault
-        self.fault: FaultSpec | None = fault_spec.parse(fault) if fault else None
-        self.worker_lives = 0
+        self.faults = FaultyLives(configuration.injected_fault(config))
         self.models = ServedModels(run_directory.path)
         self.operating = Operating(config, run_directory, self.models, self)
-        self.scheduler = Role("scheduler", SCHEDULER, ["--config", self.operating.config_path])
+        self.scheduler = alone(Role("scheduler", SCHEDULER, ["--config", self.operating.config_path]))
 
     @property
     def config(self) -> Config:
         return self.operating.config
 
     @property
-    def roles(self) -> list[Role]:
-        return [self.scheduler, *(role for model in self.models for role in (model.fetcher, model.worker))]
+    def groups(self) -> list[ChildGroup]:
+        return [self.scheduler, *(group for model in self.models for group in (model.fetcher, model.worker))]
 
     # the loop
 
@@ -102,10 +100,10 @@ class Supervisor:
                 self.arbiter.fileno(): self._arbiter_spoke,
                 self.arbiter_pidfd: lambda: False,
             }
-            for role in self.roles:
-                if role.running is not None:
-                    watched[role.running.leash.fileno()] = partial(self._child_spoke, role)
-                    watched[role.running.child.pidfd] = partial(self._child_died, role)
+            for group in self.groups:
+                for role, running in group.living():
+                    watched[running.leash.fileno()] = partial(self._child_spoke, group, role)
+                    watched[running.child.pidfd] = partial(self._child_died, group, role)
             poller = select.poll()
             for fd in watched:
                 poller.register(fd, select.POLLIN)
@@ -118,43 +116,35 @@ class Supervisor:
             self._start_due()
 
     def _timeout_ms(self) -> float:
-        due = [role.start_at - time.monotonic() for role in self.roles if role.start_at is not None]
+        due = [group.start_at - time.monotonic() for group in self.groups if group.start_at is not None]
         return max(0.0, min([*due, LONGEST_SLEEP_S])) * 1e3 + 1
 
     def _end_silent(self) -> None:
         """A scheduler or worker that has stopped saying that it runs (it was stopped itself, or cannot) is killed, and so is a
         worker that does not end though it was told to: their deaths are then handled as any other."""
         overdue = self.silence.overdue(self.watched.at(time.monotonic()))
-        for role in self.roles:
-            if role.running is not None and role.name in overdue:
-                role.running.end(f"silent for {self.config.watch.heartbeat_s:g} s, and was killed")
+        for role, running in [living for group in self.groups for living in group.living()]:
+            if role.name in overdue:
+                running.end(f"silent for {self.config.watch.heartbeat_s:g} s, and was killed")
         for model in self.models:
-            worker = model.worker.running
             late = model.stop_at is not None and model.stop_at <= time.monotonic()
-            if late and worker is not None and not worker.ended_for:
+            if late and model.worker.end("it did not stop"):
                 log.warning("the %s did not end within %g s; killed", model.worker.name, children.STOP_WAIT_S)
-                worker.end("it did not stop")
 
     def _start_due(self) -> None:
         now = time.monotonic()
-        for role in self.roles:
-            if role.start_at is not None and role.start_at <= now:
-                self._start(role)
+        for group in self.groups:
+            if group.start_at is not None and group.start_at <= now:
+                self._start(group)
 
-    def _start(self, role: Role) -> None:
-        worker = any(role is model.worker for model in self.models)
-        role.start(self._fault_arguments() if worker else ())
-        if not role.silent:
-            self.silence.expect(role.name, START_WAIT_S, self.watched.at(time.monotonic()))
-        if worker:
-            role.tell(SchedulerUp())
-
-    def _fault_arguments(self) -> list[str]:
-        """What a worker is told to do wrong, for as many lives as were asked for."""
-        self.worker_lives += 1
-        if self.fault is None or self.worker_lives > self.fault.lives:
-            return []
-        return ["--fault", self.fault_text]
+    def _start(self, group: ChildGroup) -> None:
+        worker = any(group is model.worker for model in self.models)
+        group.start(self.faults.next_arguments() if worker else {})
+        for role in group.roles:
+            if not role.silent:
+                self.silence.expect(role.name, START_WAIT_S, self.watched.at(time.monotonic()))
+        if worker and self.scheduler_answers:
+            group.tell(SchedulerUp())
 
     # events; each returns whether to go on
 
@@ -167,13 +157,13 @@ class Supervisor:
             self.operating.drain()
         return not isinstance(message, Stop)
 
-    def _child_spoke(self, role: Role) -> bool:
+    def _child_spoke(self, group: ChildGroup, role: Role) -> bool:
         if role.running is None:
             return True
         try:
             message = role.running.leash.receive()
         except Closed:
-            return self._child_died(role)
+            return self._child_died(group, role)
         except BadMessage as error:
             log.error("%s sent what is no message: %s", role.name, error)
             return True
@@ -184,8 +174,8 @@ class Supervisor:
         elif isinstance(message, LastWords):
             role.running.last_words = message.message
         elif isinstance(message, Fetched):
-            self._fetched(next(model for model in self.models if model.fetcher is role), message)
-        elif role is self.scheduler:
+            self._fetched(next(model for model in self.models if model.fetcher is group), message)
+        elif group is self.scheduler:
             self._scheduler_spoke(message)
         return True
 
@@ -194,10 +184,10 @@ class Supervisor:
             self._scheduler_up()
         elif isinstance(message, OperatorAsks):
             self.operating.obey(message)
-        elif isinstance(message, WorkerHung):
-            for running in [model.worker.running for model in self.models]:
-                if running is not None and running.child.pid == message.pid:
-                    running.end(message.error)
+        elif isinstance(message, EndWorker):
+            for worker in [model.worker for model in self.models]:
+                if any(running.child.pid in message.pids for _, running in worker.living()):
+                    worker.end(message.error)
         elif isinstance(message, ModelReady | ModelLost | Retired | LoadModel | UnloadModel):
             model = self.models.get(message.instance)
             if model is not None:
@@ -218,38 +208,42 @@ class Supervisor:
         elif not model.was_ready:
             self.model_failed(model, message.error)
 
-    def _child_died(self, role: Role) -> bool:
-        """Reaps it; then the one who is needed is started again, after a while that grows, until it is too often."""
+    def _child_died(self, group: ChildGroup, role: Role) -> bool:
+        """Reaps it, and ends its group; then the group that is needed is started again, after a while that grows, until it is too
+        often."""
         if role.running is None:
             return True
-        words = role.reap()
         self.silence.forget(role.name)
-        ended_for = words  # what it said, or what we killed it for
-        why = words or "killed"
-        model = next((model for model in self.models if role in (model.fetcher, model.worker)), None)
-        if model is not None and role is model.fetcher:
+        death = group.reap(role)
+        if death is None:  # others of its group are still there, not for long
+            return True
+        why = death.words or "killed"
+        model = next((model for model in self.models if group in (model.fetcher, model.worker)), None)
+        if model is not None and group is model.fetcher:
             if model.stop_at is not None:
                 self._worker_stopped(model)
             elif not model.files:
-                self.model_failed(model, words or "the model could not be fetched")
+                self.model_failed(model, death.words or "the model could not be fetched")
             return True
         if model is not None and (model.error or model.stop_at is not None):
             self._worker_stopped(model)
             return True
+        if model is None:
+            self.scheduler_answers = False
         ready = self.was_ready if model is None else model.was_ready
-        if not ready and ended_for:
+        if not ready and death.words:  # what it said, or what we killed it for
             self._cannot_start(model, why)
             return True
-        delay = role.restarts.died(time.monotonic())
+        delay = group.restarts.died(time.monotonic())
         if delay is not None:
-            log.warning("the %s is gone (%s); starting another%s", role.name, why, f" in {delay:g} s" if delay else "")
-            role.start_at = time.monotonic() + delay
+            log.warning("the %s is gone (%s); starting another%s", death.who, why, f" in {delay:g} s" if delay else "")
+            group.start_at = time.monotonic() + delay
         elif model is not None and model.was_ready:
-            often = f"its worker died {len(role.restarts)} times in a minute; last: {why}"
+            often = f"its worker died {len(group.restarts)} times in a minute; last: {why}"
             model.error = f"{often}. Restart helexa once that is mended"
             self.scheduler.tell(model.message())
         else:
-            self._cannot_start(model, f"the {role.name} died too often; last: {why}")
+            self._cannot_start(model, f"the {group.name} died too often; last: {why}")
         return True
 
     def _cannot_start(self, model: ServedModel | None, why: str) -> None:
@@ -261,6 +255,7 @@ class Supervisor:
 
     def _scheduler_up(self) -> None:
         """A scheduler is told all that counts; the first one sets off the start of the first model."""
+        self.scheduler_answers = True
         self.scheduler.tell(self.operating.settings())
         for model in self.models:
             self.scheduler.tell(model.message())
@@ -365,15 +360,15 @@ class Supervisor:
 
     def retired(self, model: ServedModel) -> None:
         """The scheduler has forgotten it, or what it had in memory: its worker may end."""
-        for role in (model.fetcher, model.worker):
-            role.start_at = None
-            role.tell(Stop())
+        for group in (model.fetcher, model.worker):
+            group.start_at = None
+            group.tell(Stop())
         model.stop_at = time.monotonic() + children.STOP_WAIT_S
-        if model.worker.running is None:
+        if not model.worker.living():
             self._worker_stopped(model)
 
     def _worker_stopped(self, model: ServedModel) -> None:
-        if model.stop_at is None or model.fetcher.running is not None:
+        if model.stop_at is None or model.fetcher.living():
             return
         if model.parking and not model.retiring:
             model.parking, model.stop_at = False, None
@@ -398,7 +393,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ends every child and removes the run directory."""
-        children.stop(self.roles, lambda role: log.debug("the %s has ended", role.name))
+        everybody = [role for group in self.groups for role in group.roles]
+        children.stop(everybody, lambda role: log.debug("the %s has ended", role.name))
         self.run_directory.remove()
 
 

@@ -155,12 +155,13 @@ class Beat(Struct, tag="beat", forbid_unknown_fields=True):
     """The child runs; said about once a second by the scheduler and the device workers."""
 
 
-class WorkerHung(Struct, tag="worker_hung", forbid_unknown_fields=True):
-    """From the scheduler: the worker has not answered a step in time, and is to be ended."""
+class EndWorker(Struct, tag="end_worker", forbid_unknown_fields=True):
+    """From the scheduler: this worker is to be ended, all processes of it: it has not answered in time, as `error` says, or, without
+    one, a connection of it is over, and what lives of it would wait for the next scheduler."""
 
     name: str
-    pid: int
-    error: str
+    pids: list[int]
+    error: str = ""
 
 
 FromChild = (
@@ -175,6 +176,6 @@ FromChild = (
     | OperatorAsks
     | Fetched
     | Beat
-    | WorkerHung
+    | EndWorker
 )
 ToChild = SchedulerUp | ServeModel | RetireModel | Dismiss | Summon | Settings | LogLevel | Drain | OperatorAnswer | Stop

@@ -254,6 +254,29 @@ class Load(Struct, array_like=True, tag="load", forbid_unknown_fields=True):
     quant: str = ""  # what float matrices are quantised to as they are loaded; empty: they stay
     quant_cache: str = ""  # the folder where they are kept then; empty: nowhere
     quant_cache_bytes: int = 0  # what it may hold
+    ranks: int = 1  # how many workers hold the model together, each a shard of it
+
+
+class SharedHandle(Struct, array_like=True, forbid_unknown_fields=True):
+    """An array of another process: ipc.shared_array.ArrayHandle on the wire."""
+
+    allocation: bytes
+    offset: int  # bytes
+    shape: list[int]
+    dtype: str
+
+
+class Exported(Struct, array_like=True, tag="exported", forbid_unknown_fields=True):
+    """Answers Load where there are several ranks: this one holds its shard, and shares `handles`; what each is for, only workers
+    know. Loaded follows Join."""
+
+    handles: list[SharedHandle]
+
+
+class Join(Struct, array_like=True, tag="join", forbid_unknown_fields=True):
+    """What each rank exported, by rank: open it, compare notes with the others, then answer Loaded or Fault."""
+
+    handles: list[list[SharedHandle]]
 
 
 class Loaded(Struct, array_like=True, tag="loaded", forbid_unknown_fields=True):
@@ -278,6 +301,7 @@ class Loaded(Struct, array_like=True, tag="loaded", forbid_unknown_fields=True):
     load_seconds: float
     state_bytes: int = 0  # of the recurrent state of a seat, or of a snapshot of one
     pooling: str = ""  # `mean` or `last` of a prompt's rows, where the model makes embeddings
+    own_memory: bool = False  # the memory is its device's, which no other rank uses; else all ranks share the machine's
 
 
 class AllocateKV(Struct, array_like=True, tag="allocate_kv", forbid_unknown_fields=True):
@@ -389,5 +413,5 @@ class Fault(Struct, array_like=True, tag="fault", forbid_unknown_fields=True):
     message: str
 
 
-ToWorker = Load | AllocateKV | Plan | Yield
-FromWorker = Register | Loaded | Ready | Result | RowError | PromptLogprobs | Pooled | Fault
+ToWorker = Load | Join | AllocateKV | Plan | Yield
+FromWorker = Register | Exported | Loaded | Ready | Result | RowError | PromptLogprobs | Pooled | Fault

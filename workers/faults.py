@@ -18,7 +18,7 @@ import numpy as np
 from helexa.formats.fault_spec import FaultSpec
 from ipc.messages import Plan
 from workers.inputs import StepInputs
-from workers.ops.protocol import Float32, Ops, Value
+from workers.ops.protocol import Logits, Ops, Value
 
 log = logging.getLogger("worker.faults")
 
@@ -64,10 +64,10 @@ class Faults:
             raise MemoryError("injected")
         raise DeviceFault("injected")
 
-    def after_step(self, inputs: StepInputs, logits: Float32) -> None:
+    def after_step(self, inputs: StepInputs, logits: Logits) -> None:
         if not self._armed or self._spec.kind != "row":
             return
-        for row, place in enumerate(inputs.logit_rows.tolist()):
+        for row, place in enumerate(inputs.logit_rows.tolist()[: len(logits)]):  # which rank 0 alone has
             sequence = inputs.sequence_of_row[place]
             if self._meant(self._step, inputs.token_ids[inputs.sequence_of_row == sequence].tolist()):
                 logits[row] = np.nan
@@ -87,7 +87,7 @@ class FaultyOps:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ops, name)
 
-    def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Float32:
+    def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Logits:
         self._faults.before_step(inputs)
         logits = self._ops.run(forward, inputs)
         self._faults.after_step(inputs, logits)

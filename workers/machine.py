@@ -22,9 +22,9 @@ class MemoryLimit:
     note: str  # what bound it
 
 
-def threads(root: Path, affinity: set[int], wanted: int) -> Threads:
+def threads(root: Path, affinity: set[int], wanted: int, ranks: int = 1) -> Threads:
     """Physical cores (performance cores where the machine has two kinds) of one NUMA node that the affinity and the cgroup's
-    quota allow; `wanted` > 0 overrides."""
+    quota allow, shared out evenly between `ranks`, at least one each; `wanted` > 0 overrides, for each rank."""
     if wanted > 0:
         return Threads(wanted, f"{wanted} as configured (cpu.threads)")
     allowed, notes = set(affinity), []
@@ -48,6 +48,9 @@ def threads(root: Path, affinity: set[int], wanted: int) -> Threads:
         count = max(1, int(quota))
         notes.append(f"cgroup quota of {quota:g} CPUs")
     reason = f" ({', '.join(notes)})" if notes else ""
+    if ranks > 1:
+        share = max(1, count // ranks)
+        return Threads(share, f"{share} for each of {ranks} ranks, of {count} of {len(affinity)} CPUs{reason}")
     return Threads(count, f"{count} of {len(affinity)} CPUs{reason}")
 
 

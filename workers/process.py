@@ -10,41 +10,33 @@ import argparse
 import contextlib
 import logging
 import os
-import platform
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
-from helexa import __version__, logs
-from helexa.errors import HelexaError, ModelFileError
+from helexa import logs
+from helexa.errors import HelexaError
 from helexa.formats import fault_spec
 from helexa.formats.fault_spec import FaultSpec
-from helexa.formats.fingerprint import fingerprint
-from helexa.formats.model_vocabulary import end_ids_of
 from ipc import sockets
 from ipc.codec import BadMessage, decode_to_child, decode_to_worker
 from ipc.leash_messages import Beat, LastWords, LogLevel, Progress, SchedulerUp, Stop
-from ipc.messages import PROTOCOL_VERSION, AllocateKV, Fault, Load, Loaded, Plan, Ready, Register
+from ipc.messages import PROTOCOL_VERSION, AllocateKV, Exported, Fault, Join, Load, Loaded, Plan, Ready, Register, SharedHandle
+from ipc.shared_array import ArrayHandle, IpcError
 from ipc.sockets import Closed, Link
-from workers import machine, recording
-from workers.faults import Faults, FaultyOps
-from workers.inputs import BLOCK_SIZE
-from workers.ops.choice import choose_ops
-from workers.ops.protocol import Ops
-from workers.runner import Runner, next_plan
+from workers import recording
+from workers.faults import Faults
+from workers.follower import Follower
+from workers.group import Group, GroupLeft
+from workers.loading import LoadedRank, compare_notes, load_rank, measure
+from workers.runner import next_plan
 from workers.seats import PlanError
-from workers.weights.opening import Quantising, open_model
-from workers.weights.quantised import QuantisedCheckpoint
-from workers.weights.summary import load_summary
 
 log = logging.getLogger("worker")
-ROOT = Path("/")
 
 
 class WorkerFault(Exception):
@@ -73,11 +65,17 @@ class Worker:
         self.arguments = arguments
         self.leash = leash
         self.link: Link | None = None
-        self.loaded: tuple[Load, Loaded, Runner] | None = None
+        self.loaded: LoadedRank | None = None
         self.faults = Faults(arguments.fault) if arguments.fault is not None else None
 
     def run(self) -> None:
         """Until the supervisor says Stop or is gone."""
+        try:
+            self._loop()
+        finally:
+            self._leave()
+
+    def _loop(self) -> None:
         poller = select.poll()
         poller.register(self.leash, select.POLLIN)
         while True:
@@ -92,11 +90,8 @@ class Worker:
                     self._connect(poller)
                 elif isinstance(message, LogLevel):
                     logs.set_level(message.level)
-            elif self.link is not None and self.link.fileno() in ready:
-                try:
-                    self._serve(self.link)
-                except Closed:
-                    self._disconnect(poller)
+            elif self.link is not None and self.link.fileno() in ready and not self._serves(self.link):
+                self._disconnect(poller)
 
     def _connect(self, poller: select.poll) -> None:
         self._disconnect(poller)
@@ -113,78 +108,82 @@ class Worker:
             poller.unregister(self.link)
             self.link.close()
             self.link = None
+        self._leave()
+
+    def _leave(self) -> None:
+        """Other ranks of the model, wherever they wait for this one, learn that it is gone."""
+        if self.loaded is not None:
+            self.loaded.rank.leave()
+
+    def _serves(self, link: Link) -> bool:
+        """False where the scheduler, or the group, is gone. Names of a step that was given up hold on to what ranks share, so they go
+        with this call."""
+        try:
+            self._serve(link)
+        except Closed as error:
+            log.info("the scheduler is gone (%s)", error)
+            return False
+        return True
 
     def _serve(self, link: Link) -> None:
         message = link.receive()
         try:
             if isinstance(message, Load):
                 link.send(self._load(message))
+            elif isinstance(message, Join):
+                link.send(self._join(message))
             elif isinstance(message, AllocateKV):
-                link.send(Ready(self._runner().allocate(message.blocks, message.seats, message.snapshots)))
+                link.send(Ready(self._held().rank.allocate(message.blocks, message.seats, message.snapshots)))
             elif isinstance(message, Plan):
                 self._run_plan(link, message)
         except Closed:
             raise
+        except GroupLeft as error:
+            raise Closed(str(error)) from None
         except Exception as error:
             fault = classified(error)
             log.error("%s fault: %s", fault.kind, fault.message, exc_info=error if fault.kind == "device" else None)
-            link.send(Fault(fault.kind, fault.message))
+            with contextlib.suppress(Closed):  # before the other ranks learn of it: their ends are no reason
+                link.send(Fault(fault.kind, fault.message))
             raise fault from None
 
-    def _runner(self) -> Runner:
+    def _held(self) -> LoadedRank:
         if self.loaded is None:
             raise WorkerFault("plan", "nothing is loaded")
-        return self.loaded[2]
+        return self.loaded
 
-    def _load(self, message: Load) -> Loaded:
-        if self.loaded is not None and self.loaded[0] == message:
-            return self.loaded[1]
-        self.loaded = None
-        started = time.monotonic()
-        threads = machine.threads(ROOT, os.sched_getaffinity(0), message.threads)
-        limit = machine.memory_limit(ROOT, machine.own_bytes(ROOT), message.memory_limit)
+    def _load(self, message: Load) -> Loaded | Exported:
+        """The weights, unless they are here; then the prices or, where there are other ranks, what they join by."""
+        rank = self.arguments.rank
         try:
-            sizes = (threads.count, message.max_step_tokens, message.max_seats)
-            ops = choose_ops(message.ops, *sizes, self.arguments.device)
-            file = open_model(message.files, quantising_of(message), threads.count, self._report)
-            end_ids = end_ids_of(file)
-            if self.faults is not None:
-                ops = FaultyOps(ops, self.faults)
-            runner = Runner(file, ops, message.context, end_ids, message.max_step_tokens, message.max_seats)
-            if isinstance(file, QuantisedCheckpoint):
-                file.finish()
-            prices = runner.measure_prices(time.perf_counter)
-            decode_position_ms, prompt_position_ms = runner.measure_positions(time.perf_counter)
+            if self.loaded is None or self.loaded.load != message:
+                self.loaded = None
+                self.loaded = load_rank(message, rank, self.arguments.device, self.faults, self._report)
+            if message.ranks > 1:
+                handles = self.loaded.rank.export(self.loaded.spins)
+                return Exported([SharedHandle(item.allocation, item.offset, list(item.shape), item.dtype) for item in handles])
+            return self._measured(self.loaded, None)
         except HelexaError as error:
             raise WorkerFault("load", error.message) from None
-        used = machine.own_bytes(ROOT)
-        free, memory_note = max(0, limit.bytes - used), limit.note
-        if of_device := getattr(ops, "device_memory", None):
-            used, free, memory_note = of_device(message.memory_limit)
-        loaded = Loaded(
-            free_bytes=free,
-            memory_note=memory_note,
-            weight_bytes=used,
-            bytes_per_block=runner.bytes_per_block(),
-            context=runner.context,
-            vocab=runner.model.vocab,
-            eos_ids=end_ids,
-            prices=prices,
-            logit_row_ms=runner.measure_logit_row(time.perf_counter),
-            decode_position_ms=decode_position_ms,
-            prompt_position_ms=prompt_position_ms,
-            ops=ops.name,
-            threads_note=threads.note,
-            remedy=ops.remedy,
-            fingerprint=system_fingerprint(file.files, message.quant, ops),
-            load_seconds=time.monotonic() - started,
-            pooling=runner.pooling,
-            state_bytes=runner.state_bytes(),
-        )
-        kv_bytes = loaded.bytes_per_block // BLOCK_SIZE
-        log.info("%s", load_summary(file, message.quant, getattr(ops, "weight_bytes", 0), kv_bytes, loaded.free_bytes))
-        self.loaded = (message, loaded, runner)
-        return loaded
+
+    def _join(self, message: Join) -> Loaded:
+        loaded = self._held()
+        handles = [
+            [ArrayHandle(item.allocation, item.offset, tuple(item.shape), item.dtype) for item in of_rank]
+            for of_rank in message.handles
+        ]
+        try:
+            group = loaded.rank.join(handles, loaded.spins)
+            compare_notes(loaded, group)
+            return self._measured(loaded, group)
+        except IpcError as error:  # rank 0 is gone, which the scheduler learns too
+            raise Closed(str(error)) from None
+        except HelexaError as error:
+            raise WorkerFault("load", error.message) from None
+
+    def _measured(self, loaded: LoadedRank, group: Group | None) -> Loaded:
+        measure(loaded, group)
+        return loaded.answer()
 
     def _report(self, line: str) -> None:
         """A line of the start-up report; nothing where the supervisor is gone, which the loop finds out."""
@@ -193,16 +192,21 @@ class Worker:
 
     def _run_plan(self, link: Link, plan: Plan) -> None:
         """A plan's steps; more than one only while nothing else is asked and no sequence may have ended."""
-        runner = self._runner()
+        loaded = self._held()
+        runner = loaded.rank
         if self.faults is not None:
             self.faults.on_plan(plan)
+        if isinstance(runner, Follower):
+            runner.follow(plan)
+            return
         for substep in range(max(1, plan.repeat)):
             before = recording.histories(plan, runner) if self.arguments.record_plans else {}
             output = runner.step(plan, substep, time.perf_counter)
-            if self.arguments.record_plans and self.loaded is not None:
-                recording.write(self.arguments.record_plans, self.loaded[0], plan, substep, before, output.result)
-            interrupted = output.may_end or bool(select.select([link, self.leash], [], [], 0)[0])
-            output.result.last = output.result.last or interrupted
+            if self.arguments.record_plans:
+                recording.write(self.arguments.record_plans, loaded.load, plan, substep, before, output.result)
+            if not output.result.last and (output.may_end or select.select([link, self.leash], [], [], 0)[0]):
+                output.result.last = True
+                runner.end_early()
             for message in (*output.scored, *output.row_errors):
                 link.send(message)
             link.send(output.result)
@@ -230,20 +234,6 @@ def beat(leash: Link, seconds: float) -> None:
             time.sleep(seconds)
     except Closed:
         pass
-
-
-def quantising_of(load: Load) -> Quantising:
-    return Quantising(load.quant, load.quant_cache, load.quant_cache_bytes)
-
-
-def system_fingerprint(paths: Sequence[Path], quant: str, ops: Ops) -> str:
-    """Names build, model files, what is made of them, op set and machine type."""
-    try:
-        model = fingerprint(*paths)
-    except ModelFileError as error:
-        raise WorkerFault("load", error.message) from None
-    parts = [__version__, model, quant, ops.kind, platform.machine(), machine.cpu_model(ROOT)]
-    return f"hx_{blake2b('|'.join(parts).encode(), digest_size=8).hexdigest()}"
 
 
 def main() -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ipc.messages import TokenLogprobs
-from workers.ops.protocol import Float32
+from workers.ops.protocol import Logits
 from workers.sampler import log_probabilities
 from workers.seats import Seat
 
 
-def score(seat: Seat, start: int, logits: Float32) -> tuple[int, list[TokenLogprobs]]:
+def score(seat: Seat, start: int, logits: Logits) -> tuple[int, list[TokenLogprobs]]:
     """(i, log probabilities of prompt tokens i + 1, ...) from the (R, V) logits of the part's first positions, from `start`.
 
     The token after a part's last one is not known before the next part: its row is kept until then.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ipc.messages import TokenLogprobs
 from workers import logits_rules
 from workers.grammar import GrammarError, Grammars
-from workers.ops.protocol import Float32, Ops, SampleRows
+from workers.ops.protocol import Float32, Logits, Ops, SampleRows
 from workers.seats import Seat
 
 log = logging.getLogger("worker.sampler")
@@ -30,13 +30,14 @@ class Drawn:
     hashes: dict[int, int]
 
 
-def draw(logits: Float32, seats: list[Seat], ops: Ops, end_ids: list[int], grammars: Grammars) -> Drawn:
-    """One token for each seat from its row of (R, V) logits, which are changed in place by the rules."""
+def draw(logits: Logits, seats: list[Seat], ops: Ops, end_ids: list[int], grammars: Grammars) -> Drawn:
+    """One token for each seat from its row of (R, V) logits, which are changed in place by the rules. Rows that no rule, digest or log
+    probability asks for are not looked at: they may lie on a device."""
     hashes = {index: digest(logits[index]) for index, seat in enumerate(seats) if seat.params.hash_logits}
     failed: dict[int, str] = {}
     for index, seat in enumerate(seats):
         try:
-            _apply_rules(logits[index], seat, end_ids, grammars)
+            _apply_rules(logits, index, seat, end_ids, grammars)
         except GrammarError as error:
             failed[index] = str(error)
         except MemoryError:
@@ -60,7 +61,7 @@ def draw(logits: Float32, seats: list[Seat], ops: Ops, end_ids: list[int], gramm
     return Drawn(ids.tolist(), errors, frozenset(failed), logprobs, hashes)
 
 
-def _apply_rules(row: Float32, seat: Seat, end_ids: list[int], grammars: Grammars) -> None:
+def _apply_rules(logits: Logits, index: int, seat: Seat, end_ids: list[int], grammars: Grammars) -> None:
     params, prompt, output = seat.params, seat.ids[: seat.prompt_len], seat.ids[seat.prompt_len :]
     if logits_rules.is_neutral(params, len(output)):
         return
@@ -68,7 +69,7 @@ def _apply_rules(row: Float32, seat: Seat, end_ids: list[int], grammars: Grammar
     if params.grammar:
         seat.grammar = seat.grammar or grammars.start(params.grammar)
         allowed = grammars.allowed(seat.grammar, output)
-    logits_rules.apply(row, params, prompt, output, end_ids, allowed)
+    logits_rules.apply(logits[index], params, prompt, output, end_ids, allowed)
 
 
 def describe(row: Float32) -> str:

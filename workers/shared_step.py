@@ -1,11 +1,13 @@
 """What the ranks of one model share: each step's inputs in a ring of two slots, and the logits. Memory is memfd on CPUs.
 
-Rank 0 writes a step into slot `step % 2`, its number last; every other rank opens the handles, copies the slot when it starts the
-step, and acknowledges by writing the number it copied. A slot is written again only when all ranks have copied what it held.
+Rank 0 numbers what it writes, 1 and up, and writes into slot `number % 2`: a step, or that a plan's steps have ended early. Every
+other rank opens the handle, copies the slot once it hears of it (workers/group.py), and acknowledges by writing the number it copied.
+A slot is written again only when all ranks have copied what it held, which they have: each step has met all of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -15,8 +17,9 @@ from ipc.shared_array import ArrayHandle, SharedArrays
 from workers.inputs import BLOCK_SIZE, StepInputs
 
 SLOTS = 2
+_NUMBERS = 2**30  # after which numbers begin again, as many as slots divide
 _FIELDS = tuple(field.name for field in fields(StepInputs))
-_HEADER = 2 + 2 * len(_FIELDS)  # step number, a spare for alignment, then (rows, columns) of each array
+_HEADER = 2 + 2 * len(_FIELDS)  # number, whether it is a step, then (rows, columns) of each array
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,15 @@ class StepRing:
         self._slots = memory[: SLOTS * capacity.slot_elements].reshape(SLOTS, -1)
         self._copied = memory[SLOTS * capacity.slot_elements :]
         self._ranks = ranks
+        self._number = 0
 
     def handle(self) -> ArrayHandle:
         return self._allocation.export(self._shape, "int32")
 
-    def write(self, step: int, inputs: StepInputs) -> StepInputs:
+    def write(self, inputs: StepInputs) -> StepInputs:
         """Copies a step in and returns it as views of the shared slot. Raises ValueError for one beyond the capacity, or while a
         rank has not copied what the slot held."""
-        slot = self._slots[step % SLOTS]
-        if self._ranks > 1 and slot[0] and int(self._copied.min()) < slot[0]:
-            raise ValueError(f"a rank has not copied step {slot[0]} yet")
+        slot = self._next_slot()
         at, views = _HEADER, {}
         for index, (name, size) in enumerate(self._capacity.sizes().items()):
             values: NDArray[np.int32] = getattr(inputs, name)
@@ -80,8 +82,28 @@ class StepRing:
             view[...] = values
             views[name] = view
             at += size
-        slot[0] = step % 2**31
+        self._publish(slot, is_step=True)
         return StepInputs(**views)
+
+    def write_end(self) -> None:
+        """No step follows within the plan. As `write`."""
+        self._publish(self._next_slot(), is_step=False)
+
+    def _next_slot(self) -> NDArray[np.int32]:
+        slot: NDArray[np.int32] = self._slots[(self._number + 1) % SLOTS]
+        behind = ((int(copied) - int(slot[0])) % _NUMBERS >= _NUMBERS // 2 for copied in self._copied)
+        if self._ranks > 1 and slot[0] and any(behind):
+            raise ValueError(f"a rank has not copied number {slot[0]} yet")
+        return slot
+
+    def _publish(self, slot: NDArray[np.int32], is_step: bool) -> None:
+        self._number = (self._number + 1) % _NUMBERS
+        slot[:2] = self._number, is_step
+
+    def close(self) -> None:
+        del self._slots, self._copied
+        with contextlib.suppress(BufferError):  # whoever still looks at a step frees it
+            self._allocation.close()
 
 
 class StepReader:
@@ -94,12 +116,20 @@ class StepReader:
         self._slots = memory[: SLOTS * capacity.slot_elements].reshape(SLOTS, -1)
         self._copied = memory[SLOTS * capacity.slot_elements :]
         self._rank = rank
+        self._number = 0
 
-    def read(self, step: int) -> StepInputs:
-        """A private copy of a step, acknowledged. Raises ValueError where the slot holds another."""
-        slot = self._slots[step % SLOTS]
-        if slot[0] != step % 2**31:
-            raise ValueError(f"slot {step % SLOTS} holds step {slot[0]}, not {step}")
+    def read(self) -> StepInputs | None:
+        """A private copy of the next step, or None for the end of a plan; acknowledged. Raises ValueError where the slot holds
+        another."""
+        number = (self._number + 1) % _NUMBERS
+        slot = self._slots[number % SLOTS]
+        if slot[0] != number:
+            raise ValueError(f"slot {number % SLOTS} holds number {slot[0]}, not {number}")
+        inputs = self._copy(slot) if slot[1] else None
+        self._number = self._copied[self._rank - 1] = number
+        return inputs
+
+    def _copy(self, slot: NDArray[np.int32]) -> StepInputs:
         at, values = _HEADER, {}
         for index, (name, size) in enumerate(self._capacity.sizes().items()):
             rows, columns = (int(number) for number in slot[2 + 2 * index : 4 + 2 * index])
@@ -107,7 +137,6 @@ class StepReader:
             part = slot[at : at + count].copy()
             values[name] = part.reshape(rows, columns) if name == "block_tables" else part
             at += size
-        self._copied[self._rank - 1] = step % 2**31
         return StepInputs(**values)
 
     def close(self) -> None:

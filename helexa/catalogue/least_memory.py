@@ -25,7 +25,12 @@ def least_memory(files: Mapping[str, str], context: int, config: Config) -> int:
         return 0
     weights = shape.float_bytes if config.cpu.ops == "reference" else shape.packed_bytes
     return least_bytes(
-        weights, shape.bytes_per_block, min(context or shape.context, shape.context), config.memory.kv_blocks, shape.state_bytes
+        weights,
+        shape.bytes_per_block,
+        min(context or shape.context, shape.context),
+        config.memory.kv_blocks,
+        shape.state_bytes,
+        config.devices.tensor_parallel,
     )
 
 

@@ -10,7 +10,7 @@ from helexa.errors import StartError
 BLOCK_SIZE = 16  # tokens
 MOST_SEATS = 64
 SEAT_TOKENS = 4096  # what `auto` sets aside for a sequence of a longer context
-PROCESS_BYTES = 60 * 2**20  # a device worker before it loads weights
+PROCESS_BYTES = 60 * 2**20  # a rank of a device worker before it loads weights
 LEAST_TOKENS = 256  # a cache below this serves nobody
 SNAPSHOT_SHARE = 4  # snapshots of recurrent state take at most one part in so many of what is left
 
@@ -38,11 +38,17 @@ NO_STATE = StateNeed()
 
 
 def least_bytes(
-    weights: int, bytes_per_block: int, context: int, kv_blocks: int | Literal["auto"] = "auto", state_bytes: int = 0
+    weights: int,
+    bytes_per_block: int,
+    context: int,
+    kv_blocks: int | Literal["auto"] = "auto",
+    state_bytes: int = 0,
+    ranks: int = 1,
 ) -> int:
-    """What a model takes at least: its process, its weights, and a sequence's KV and recurrent state."""
+    """What a model takes at least: a process for each rank, and, over all of them, its weights and a sequence's KV and recurrent
+    state."""
     blocks = -(-min(context, SEAT_TOKENS) // BLOCK_SIZE) if kv_blocks == "auto" else kv_blocks
-    return PROCESS_BYTES + weights + state_bytes + blocks * bytes_per_block
+    return ranks * PROCESS_BYTES + weights + state_bytes + blocks * bytes_per_block
 
 
 def plan_memory(

@@ -30,6 +30,12 @@ class ModelShape:
     float_bytes: int
     recurrent_layers: int = 0  # of the layers, those that hold no KV
     state_bytes: int = 0  # that these hold of a sequence
+    key_heads: int = 0  # of these layers; 0: there are none
+
+    @property
+    def most_ranks(self) -> int:
+        """That it can be split over: each takes whole groups of heads that share KV or, in recurrent layers, a key."""
+        return min(self.kv_heads, self.key_heads or self.kv_heads)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -56,6 +62,7 @@ def read_shape(file: Checkpoint) -> ModelShape:
         float_bytes=sum(4 * math.prod(tensor.shape) for tensor in file.tensors.values()),
         recurrent_layers=sum(recurrent.recurs) if recurrent is not None else 0,
         state_bytes=recurrent.state_bytes if recurrent is not None else 0,
+        key_heads=recurrent.key_heads if recurrent is not None else 0,
     )
 
 

@@ -98,7 +98,7 @@ def check(model_id: str, path: Path, wishes: Wishes, limit_bytes: int, architect
         context = _context(model_id, shape, wishes.context)
         weights = shape.float_bytes if wishes.float_weights else _weight_bytes(checkpoint, wishes.quant)
         parameters = shape.float_bytes // 4
-    needed = least_bytes(weights, shape.bytes_per_block, context, wishes.kv_blocks, shape.state_bytes)
+    needed = least_bytes(weights, shape.bytes_per_block, context, wishes.kv_blocks, shape.state_bytes, wishes.ranks)
     if needed > limit_bytes:
         raise PreflightError(
             "memory",
@@ -209,13 +209,13 @@ def _shape(model_id: str, file: Checkpoint) -> ModelShape:
 
 
 def _check_ranks(model_id: str, shape: ModelShape, ranks: int) -> None:
-    """Each rank takes whole groups of heads that share KV."""
-    if ranks > shape.kv_heads:
+    if ranks > shape.most_ranks:
+        heads = "KV heads" if shape.most_ranks == shape.kv_heads else "key heads of recurrent layers"
         raise PreflightError(
             "tensor_parallel",
             model_id,
-            f"its {shape.kv_heads} KV heads cannot be split over {ranks} ranks",
-            f"use at most {shape.kv_heads}",
+            f"its {shape.most_ranks} {heads} cannot be split over {ranks} ranks",
+            f"set devices.tensor_parallel (--tensor-parallel) to at most {shape.most_ranks}",
         )
 
 

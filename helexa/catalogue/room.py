@@ -13,7 +13,7 @@ from workers import machine
 def memory_limit(config: Config) -> machine.MemoryLimit:
     """Bytes for weights, KV and workspace, and what bounds them."""
     wanted = 0 if config.memory.limit_mib == "auto" else config.memory.limit_mib * 2**20
-    return machine.memory_limit(Path("/"), PROCESS_BYTES, wanted)
+    return machine.memory_limit(Path("/"), config.devices.tensor_parallel * PROCESS_BYTES, wanted)
 
 
 def most_memory(config: Config) -> int:
@@ -24,4 +24,4 @@ def most_memory(config: Config) -> int:
 
 def room(config: Config) -> int:
     """Bytes of weights that fit, as they lie in a file."""
-    return max(1, memory_limit(config).bytes - PROCESS_BYTES)
+    return max(1, memory_limit(config).bytes - config.devices.tensor_parallel * PROCESS_BYTES)

@@ -18,6 +18,6 @@ def check(name: str, files: Mapping[str, str], context: int, quant: str, config:
     A context longer than the model's is cut to it, as its worker does. What other models use now may be free by the time it is
     needed, so memory is held against all that the machine has.
     """
-    kv_blocks = config.memory.kv_blocks
-    wishes = Wishes(0, quant, 1, kv_blocks, config.cpu.ops == "reference")
+    kv_blocks, ranks = config.memory.kv_blocks, config.devices.tensor_parallel
+    wishes = Wishes(0, quant, ranks, kv_blocks, config.cpu.ops == "reference")
     preflight(name, model_path(files), wishes, most_memory(config), ARCHITECTURES)

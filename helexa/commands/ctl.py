@@ -102,6 +102,11 @@ def status(config: Config, as_json: bool, out: TextIO) -> int:
 def _print_model(model: dict[str, Any], out: TextIO) -> None:
     words = [model["state"], *(["paused"] if model["paused"] else []), *([] if model["current"] else ["being replaced"])]
     print(f"{model['name']}: {', '.join(words)}{' - ' + model['error'] if model['error'] else ''}", file=out)
+    if model["ranks"] > 1:
+        print(
+            f"  {model['ranks']} ranks, {'pids ' + ', '.join(map(str, model['pids'])) if model['pids'] else 'not there'}",
+            file=out,
+        )
     if "running" not in model:
         return
     counters = model["counters"]

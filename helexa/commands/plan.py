@@ -26,7 +26,7 @@ def plan(config: Config, out: TextIO) -> int:
     shape = read_shape(file)
     file.close()
     wanted = 0 if config.memory.limit_mib == "auto" else config.memory.limit_mib * MIB
-    limit = machine.memory_limit(Path("/"), PROCESS_BYTES, wanted)
+    limit = machine.memory_limit(Path("/"), config.devices.tensor_parallel * PROCESS_BYTES, wanted)
     for line in explain(source.served_name, shape, limit, config):
         print(line, file=out)
     return 0
@@ -36,7 +36,8 @@ def explain(name: str, shape: ModelShape, limit: machine.MemoryLimit, config: Co
     """The lines of the plan."""
     reference = config.cpu.ops == "reference"
     weights = shape.float_bytes if reference else shape.packed_bytes
-    left = max(0, limit.bytes - weights - PROCESS_BYTES)
+    ranks = config.devices.tensor_parallel
+    left = max(0, limit.bytes - weights - ranks * PROCESS_BYTES)
     context = min(config.model.context or shape.context, shape.context)
     admission = config.admission
     need = StateNeed(shape.state_bytes, config.cache.snapshot_mib * MIB if config.cache.prefix_mib else 0)
@@ -48,7 +49,7 @@ def explain(name: str, shape: ModelShape, limit: machine.MemoryLimit, config: Co
         f"vocabulary {shape.vocab:,}, trained for {shape.context:,} tokens",
         f"  limit     {limit.bytes / GIB:8.2f} GiB  {limit.note}",
         f"  weights   {weights / GIB:8.2f} GiB  {'as float32, for the reference ops' if reference else 'as in the file, for the native ops'}",
-        f"  process   {PROCESS_BYTES / GIB:8.2f} GiB",
+        f"  process   {ranks * PROCESS_BYTES / GIB:8.2f} GiB{f'  one for each of {ranks} ranks' if ranks > 1 else ''}",
         *_states(shape, planned),
         f"  KV cache  {left / GIB:8.2f} GiB  {blocks:,} blocks of {BLOCK_SIZE} tokens, {shape.bytes_per_block / KIB:,.1f} KiB each: "
         f"{blocks * BLOCK_SIZE:,} tokens at {shape.kv_bytes_per_token / KIB:.1f} KiB",

@@ -16,9 +16,9 @@ from workers.models.registry import ARCHITECTURES
 SERVABLE, REFUSED = 0, 1
 
 
-def preflight(config: Config, out: TextIO, errors: TextIO, as_json: bool = False, ranks: int = 1) -> int:
+def preflight(config: Config, out: TextIO, errors: TextIO, as_json: bool = False, ranks: int | None = None) -> int:
     """Fetches the model where it is not at hand (which is told to `errors`), then writes what was found. Returns SERVABLE or
-    REFUSED."""
+    REFUSED. `ranks` None: as configured."""
     source = catalogue.parse(config.model.source, config)
     files = catalogue.find(source, config) or catalogue.fetch(source, config, lambda line: print(line, file=errors))
     limit = memory_limit(config)
@@ -31,10 +31,16 @@ def preflight(config: Config, out: TextIO, errors: TextIO, as_json: bool = False
     return SERVABLE
 
 
-def wishes(config: Config, ranks: int = 1) -> Wishes:
+def wishes(config: Config, ranks: int | None = None) -> Wishes:
     """How the configured model is to be served."""
     model = config.model
-    return Wishes(model.context, model.quant, ranks, config.memory.kv_blocks, config.cpu.ops == "reference")
+    return Wishes(
+        model.context,
+        model.quant,
+        ranks or config.devices.tensor_parallel,
+        config.memory.kv_blocks,
+        config.cpu.ops == "reference",
+    )
 
 
 def refusal(error: PreflightError) -> list[str]:

@@ -36,7 +36,7 @@ def service_environment(config_file: Path | None, flags: Mapping[str, Any]) -> d
 def serve(config: Config, config_file: Path | None, flags: Mapping[str, Any]) -> int:
     """Does not return when all is well. Raises HelexaError for what is wrong already now."""
     catalogue.parse(config.model.source, config)
-    devices.choose(config.devices.use, config.cpu.ops)
+    devices.place(devices.choose(config.devices.use, config.cpu.ops), config.devices.tensor_parallel, turn=0)
     try:
         folder = installation.folder()
     except RuntimeError as error:

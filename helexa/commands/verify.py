@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from helexa import run_directory
+from helexa.catalogue.model_shape import read_shape
 from helexa.client import Client
 from helexa.commands import ctl
 from helexa.config import Config
 from helexa.errors import ConfigError, StartError
+from helexa.formats.checkpoint import model_path, open_checkpoint
 from helexa.private_server import private_server, show_progress
 from helexa.verify import report, settings
 from helexa.verify.asks import make_asks
@@ -49,6 +51,10 @@ class _Service:
     def ops(self) -> str:
         return str(self.model()["ops"])
 
+    @property
+    def ranks(self) -> int:
+        return int(self.model()["ranks"])
+
 
 def verify(
     config_file: Path | None, flags: Mapping[str, Any], *, quick: bool, self_test: bool, as_json: bool, out: TextIO
@@ -78,7 +84,15 @@ def verify(
 
 def _programme(model: Mapping[str, Any], quick: bool) -> Programme:
     asks = make_asks(QUICK_ASKS if quick else FULL_ASKS, model["vocab"], model["context"], TOKENS)
-    return settings.quick(asks) if quick else settings.full(asks)
+    return settings.quick(asks, _most_ranks(model)) if quick else settings.full(asks, _most_ranks(model))
+
+
+def _most_ranks(model: Mapping[str, Any]) -> int:
+    """That the model can be split over, where it runs: ranks are of the CPU."""
+    if model["ops"].startswith("CUDA"):
+        return 1
+    with closing(open_checkpoint(model_path(model["files"]))) as file:
+        return read_shape(file).most_ranks
 
 
 def _shown(outcomes: Iterable[Outcome], out: TextIO | None) -> list[Outcome]:

@@ -97,7 +97,7 @@ def row_bytes(type: str, columns: int) -> int:
 
 
 # Bytes of a block once the native ops have packed it (docs/native-ops.md), where they are others than in the file.
-_PACKED_BLOCK_BYTES = {"Q5_0": 34, "Q5_1": 36, "Q2_K": 164, "Q3_K": 164, "Q4_K": 148, "Q5_K": 276, "Q6_K": 274}
+_PACKED_BLOCK_BYTES = {"Q2_K": 100, "Q3_K": 114, "Q4_K": 148, "Q5_K": 180}
 
 
 def packed_bytes(type: str, weights: int) -> int:

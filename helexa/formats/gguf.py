@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError
 from helexa.formats import ggml_types
+from helexa.formats.fused import taken_apart
 from helexa.formats.tensor_info import REQUIRED, TensorInfo, map_file, metadata_value
 
 MAX_HEADER_BYTES = 256 * 1024 * 1024
@@ -48,7 +49,8 @@ class GGUFFile:
     """An open model file, or several that are parts of one model.
 
     `metadata` values are int, float, bool or str; an array is a list of str or of arrays, or a read-only numpy array of numbers.
-    Of a model in parts it is the first part's. Views returned by `data` stay valid after `close`: the map goes with the last.
+    Of a model in parts it is the first part's. `tensors` has queries, keys and values apart (fused.py). Views returned by `data`
+    stay valid after `close`: the map goes with the last.
     """
 
     path: Path
@@ -81,6 +83,7 @@ class GGUFFile:
         total = file.get("split.tensors.count", int, len(file.tensors))
         if total != len(file.tensors):
             raise ModelFileError(f"{file.path}: its parts hold {len(file.tensors)} tensors, not {total}; fetch them again")
+        file.tensors = taken_apart(file.metadata, file.tensors)
         return file
 
     def _append(self, part: GGUFFile, number: int, count: int) -> None:

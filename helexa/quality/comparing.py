@@ -63,7 +63,7 @@ def compare(first: Side, second: Side, ids: Ids) -> Comparison:
                 started = time.perf_counter()
                 logits = side.ops.run(side.model.forward, step)
                 seconds[index] += time.perf_counter() - started
-                values.append(log_softmax(logits))
+                values.append(log_softmax(np.asarray(logits)))
             expected, got = values
             divergences += (np.exp(expected) * (expected - got)).sum(axis=-1).tolist()
             agree += (expected.argmax(axis=-1) == got.argmax(axis=-1)).tolist()

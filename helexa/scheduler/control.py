@@ -114,6 +114,8 @@ def _model(engine: Engine, current: bool) -> dict[str, Any]:
         "paused": engine.paused,
         "held": engine.num_held,
         "worker": engine.worker,
+        "ranks": engine.ranks,
+        "pids": engine.pids,
         "last_fault": engine.last_fault,
         "pinned": engine.served.pinned,
         "resident_bytes": engine.resident_bytes,

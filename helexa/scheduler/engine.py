@@ -6,6 +6,7 @@ what its clients asked for stays and is computed again. A paused model keeps wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from helexa.catalogue.memory_plan import MemoryPlan, StateNeed, plan_memory
@@ -16,11 +17,10 @@ from helexa.scheduler.block_pool import BLOCK_SIZE
 from helexa.scheduler.counters import Counters
 from helexa.scheduler.held import HeldRequests, RequestMessage
 from helexa.scheduler.presence import Presence
-from helexa.scheduler.prices import PriceTable, StepPrices, UnitPrices
 from helexa.scheduler.request_table import GivenUp
 from helexa.scheduler.scheduler import Scheduler
 from helexa.scheduler.sequence import Request
-from helexa.scheduler.settings import limits_of, load_message
+from helexa.scheduler.settings import limits_of, load_message, prices_of
 from ipc import embedding
 from ipc.leash_messages import ModelReady, Progress, ServeModel
 from ipc.messages import (
@@ -58,6 +58,7 @@ class Engine:
         self._counters = Counters()  # of an earlier stay in memory
         self.error = ""
         self.worker: WorkerState = "none"
+        self.pids: list[int] = []  # of the worker's ranks, once all are there
         self.last_fault = ""  # why the last worker ended, as far as it is known
         self.scheduler: Scheduler | None = None
         self.progress: list[Progress] = []  # lines for the start-up report, taken by the process
@@ -70,9 +71,15 @@ class Engine:
 
     # the worker
 
-    def on_register(self, taken_bytes: int = 0) -> list[ToWorker]:
-        """A worker connected. `taken_bytes` of memory are promised to other models."""
+    @property
+    def ranks(self) -> int:
+        """How many processes its worker is."""
+        return self.config.devices.tensor_parallel
+
+    def on_register(self, taken_bytes: int = 0, pids: Sequence[int] = ()) -> list[ToWorker]:
+        """A worker connected, all `pids` of it, by rank. `taken_bytes` of memory are promised to other models."""
         self._taken_bytes = taken_bytes
+        self.pids = list(pids)
         self.error = ""
         self.worker = "loading"
         if self.state == "failed":
@@ -159,7 +166,7 @@ class Engine:
             limits = limits_of(self.config, self._loaded, self._plan)
             self.scheduler = Scheduler(
                 limits,
-                _prices(self._loaded),
+                prices_of(self._loaded),
                 frozenset(self._loaded.eos_ids),
                 self._incarnation,
             )
@@ -188,6 +195,7 @@ class Engine:
             self.scheduler.counters.hangs += 1
 
     def on_worker_lost(self, now: float) -> None:
+        self.pids = []
         if self.worker not in ("poisoned", "hung"):
             self.worker, self.last_fault = "lost", "it ended without a word"
         if self.state == "ready":
@@ -441,8 +449,3 @@ class Engine:
             pooling=self.pooling,
             on_request=self.presence.on_request,
         )
-
-
-def _prices(loaded: Loaded) -> StepPrices:
-    units = UnitPrices(loaded.logit_row_ms, loaded.decode_position_ms, loaded.prompt_position_ms)
-    return StepPrices(PriceTable(loaded.prices), units)

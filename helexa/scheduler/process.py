@@ -62,9 +62,10 @@ class SchedulerProcess:
         self.asked: dict[int, int] = {}  # operators' commands that the supervisor has: id -> descriptor
         self.clients = ClientSocket(endpoints.requests(run_dir), self._drop)
         workers = endpoints.workers_socket(run_dir)
-        self.workers = WorkerLinks(workers, self.roster, self.metrics, self.watched, leash.send, self._after_worker)
-        self.operators = OperatorSocket(endpoints.control_socket(run_dir))
         self.poller = zmq.Poller()
+        told = (leash.send, self._after_worker, self.poller.unregister)
+        self.workers = WorkerLinks(workers, self.roster, self.metrics, self.watched, *told)
+        self.operators = OperatorSocket(endpoints.control_socket(run_dir))
         for readable in (self.clients.socket, leash.fileno(), self.workers.fileno(), self.operators.fileno()):
             self.poller.register(readable, zmq.POLLIN)
 
@@ -83,11 +84,11 @@ class SchedulerProcess:
             self._read_workers(ready, now)
             self._read_operators(ready, now)
             self.watched.at(now)
-            self.workers.watch(now, self.config.watch.step_s)
+            self.workers.watch(now)
             self._expire(now)
             self._review(now)
-            self._unregister(self.workers.call_back(now))
-            self._unregister(self.workers.plan(now, self.config.watch.step_s))
+            self.workers.call_back(now)
+            self.workers.plan(now)
             self._tell_taken()
             self._flush()
 
@@ -97,10 +98,6 @@ class SchedulerProcess:
         if self.clients.blocked:
             waits.append(RETRY_SEND_MS)
         return int(min([*waits, beat_every(self.config.watch.heartbeat_s) * 1e3])) + 1
-
-    def _unregister(self, fds: list[int]) -> None:
-        for fd in fds:
-            self.poller.unregister(fd)
 
     # clients
 
@@ -216,7 +213,7 @@ class SchedulerProcess:
             self._refuse_given_up(engine)
         if message.parked:
             engine.park(now)
-        self._unregister(self.workers.serve(message.instance, now))
+        self.workers.serve(message.instance, now)
 
     def _call(self, message: leash_messages.Summon | leash_messages.Dismiss, now: float) -> None:
         """An operator wants a model in memory, or out of it."""
@@ -258,9 +255,9 @@ class SchedulerProcess:
     def _read_workers(self, ready: dict[object, int], now: float) -> None:
         if self.workers.fileno() in ready:
             self.poller.register(self.workers.accept(), zmq.POLLIN)
-        for fd in [fd for fd in ready if isinstance(fd, int) and fd in self.workers]:
-            if not self.workers.read(fd, now, self.config.watch.step_s):
-                self.poller.unregister(fd)
+        for fd in ready:
+            if isinstance(fd, int) and fd in self.workers:  # or gone by now, with another rank
+                self.workers.read(fd, now)
 
     def _after_worker(self, engine: Engine, before: str) -> None:
         for line in engine.progress:
@@ -293,8 +290,7 @@ class SchedulerProcess:
                 log.info("%s leaves memory, once its requests have ended", engine.name)
         for word in words:
             if isinstance(word, leash_messages.UnloadModel):
-                fd = self.workers.disconnect(word.instance)
-                self._unregister([] if fd is None else [fd])
+                self.workers.disconnect(word.instance)
             self.leash.send(word)
         for engine in self.roster:
             self._refuse_given_up(engine)
@@ -311,8 +307,7 @@ class SchedulerProcess:
         for sequence, seconds in self.waits.due(waiting, now):
             logs.event(log, "waits for a seat", req_id=sequence.request.req_id, seconds=round(seconds, 1))
         for engine in self.roster.take_idle(now):
-            fd = self.workers.disconnect(engine.instance)
-            self._unregister([] if fd is None else [fd])
+            self.workers.disconnect(engine.instance)
             self.leash.send(leash_messages.Retired(engine.instance))
             self._announce()
 

@@ -6,6 +6,7 @@ from helexa.catalogue.memory_plan import MemoryPlan
 from helexa.config import Config
 from helexa.scheduler.admission import Limits
 from helexa.scheduler.block_pool import BLOCK_SIZE
+from helexa.scheduler.prices import PriceTable, StepPrices, UnitPrices
 from ipc.leash_messages import ServeModel
 from ipc.messages import Load, Loaded
 
@@ -17,6 +18,11 @@ def quant_cache(config: Config) -> tuple[str, int]:
     return (f"{config.paths.cache}/{QUANT_CACHE}" if config.paths.cache else ""), config.cache.quantised_mib * 2**20
 
 
+def memory_limit(config: Config) -> int:
+    """Bytes that a model may take; 0: what the machine allows."""
+    return 0 if config.memory.limit_mib == "auto" else config.memory.limit_mib * 2**20
+
+
 def load_message(served: ServeModel, config: Config) -> Load:
     kept, kept_bytes = quant_cache(config)
     return Load(
@@ -24,12 +30,13 @@ def load_message(served: ServeModel, config: Config) -> Load:
         config.scheduling.step_tokens,
         64 if config.admission.seats == "auto" else config.admission.seats,
         served.context,
-        0 if config.memory.limit_mib == "auto" else config.memory.limit_mib * 2**20,
+        memory_limit(config),
         0 if config.cpu.threads == "auto" else config.cpu.threads,
         config.cpu.ops,
         served.quant,
         kept,
         kept_bytes,
+        config.devices.tensor_parallel,
     )
 
 
@@ -52,3 +59,8 @@ def limits_of(config: Config, loaded: Loaded, plan: MemoryPlan) -> Limits:
         snapshots=plan.snapshots,
         snapshot_every=config.cache.snapshot_every // BLOCK_SIZE * BLOCK_SIZE,
     )
+
+
+def prices_of(loaded: Loaded) -> StepPrices:
+    units = UnitPrices(loaded.logit_row_ms, loaded.decode_position_ms, loaded.prompt_position_ms)
+    return StepPrices(PriceTable(loaded.prices), units)

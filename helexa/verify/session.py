@@ -27,6 +27,9 @@ class Running(Protocol):
     @property
     def ops(self) -> str: ...
 
+    @property
+    def ranks(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -62,7 +65,8 @@ class Session:
                 total = _whole(asks, self._baseline)
             else:
                 total += compare(self._baseline, observed.streams)
-            witness = setting.witness(Seen(before, running.counters(), running.ops, list(asks.values()), observed))
+            after = running.counters()
+            witness = setting.witness(Seen(before, after, running.ops, list(asks.values()), observed, running.ranks))
             if witness.holds or witness.not_served:
                 break
         verdict: Verdict = "same"

@@ -16,6 +16,7 @@ from helexa.verify.driving import Drive, Observed
 
 BLOCK_SIZE = 16  # tokens
 ALL_SEATS = 64
+RANKS = 2  # of the setting with several
 PREEMPTED = 8  # most streams that contend for too few blocks
 CACHING: Mapping[str, Any] = {"cpu.threads": 2, "cache.prefix_mib": 1024}
 
@@ -33,18 +34,21 @@ COMMON: Mapping[str, Any] = {
     "cache.prefix_mib": 0,
     "memory.kv_blocks": "auto",
     "cpu.threads": 1,
+    "devices.tensor_parallel": 1,
 }
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a witness may look at: the counters before and after, what the service says of its ops, and what was observed."""
+    """What a witness may look at: the counters before and after, what the service says of its ops and ranks, and what was
+    observed."""
 
     before: Mapping[str, int]
     after: Mapping[str, int]
     ops: str
     asks: Sequence[Ask]
     observed: Observed
+    ranks: int = 1
 
     def rose(self, counter: str) -> int:
         return self.after[counter] - self.before[counter]
@@ -83,8 +87,8 @@ class Programme:
     services: tuple[Service, ...]
 
 
-def full(asks: list[Ask]) -> Programme:
-    """Every setting; `asks` are 64, the last with the long prompt."""
+def full(asks: list[Ask], most_ranks: int) -> Programme:
+    """Every setting; `asks` are 64, the last with the long prompt. `most_ranks`: that the model can be split over, where it runs."""
     ragged, everything = _numbers(16), _numbers(len(asks))
     with_long, ragged_and_long = (*_numbers(7), len(asks) - 1), (*_numbers(15), len(asks) - 1)
     return Programme(
@@ -123,11 +127,12 @@ def full(asks: list[Ask]) -> Programme:
             ),
             _preempting(asks),
             Service(CACHING, (Setting("cold, then cached", ragged_and_long, driving.cold_then_cached, cached),)),
+            _split(ragged_and_long, most_ranks),
         ),
     )
 
 
-def quick(asks: list[Ask]) -> Programme:
+def quick(asks: list[Ask], most_ranks: int) -> Programme:
     """The settings that find most, with few asks."""
     everything = _numbers(len(asks))
     return Programme(
@@ -147,6 +152,7 @@ def quick(asks: list[Ask]) -> Programme:
             ),
             _preempting(asks),
             Service(CACHING, (Setting("cold, then cached", everything, driving.cold_then_cached, cached),)),
+            _split(everything, most_ranks),
         ),
     )
 
@@ -166,6 +172,11 @@ def _preempting(asks: list[Ask]) -> Service:
         },
         (Setting(f"preempted, {len(chosen)} streams", tuple(chosen), driving.together, preempted),),
     )
+
+
+def _split(asks: tuple[int, ...], most_ranks: int) -> Service:
+    flags = {"devices.tensor_parallel": min(RANKS, most_ranks), "scheduling.steps_ahead": 16}
+    return Service(flags, (Setting(f"{RANKS} ranks, {len(asks)} streams", asks, driving.together, on_ranks),))
 
 
 def _numbers(count: int) -> tuple[int, ...]:
@@ -248,6 +259,13 @@ def threads(count: int) -> Callable[[Seen], Witness]:
         return Witness(said in seen.ops, said if said in seen.ops else f"ops: {seen.ops}")
 
     return witness
+
+
+def on_ranks(seen: Seen) -> Witness:
+    """The model is held by several processes."""
+    if seen.ranks == 1:
+        return Witness(False, "not possible: the model has one KV head, or runs on a GPU", not_served=True)
+    return Witness(seen.ranks == RANKS and seen.rose("steps") > 0, _count(seen.ranks, "rank"))
 
 
 def both(one: Callable[[Seen], Witness], two: Callable[[Seen], Witness]) -> Callable[[Seen], Witness]:

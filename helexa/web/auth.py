@@ -6,7 +6,7 @@ from typing import Any
 
 from falcon.asgi import Request, Response
 
-from helexa.config import Keys
+from helexa.config_tables import Keys
 from helexa.errors import RequestError
 from helexa.keys.key_book import KeyBook
 from helexa.keys.key_file import KeyFileError

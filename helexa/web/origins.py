@@ -6,7 +6,7 @@ import ipaddress
 
 from falcon.asgi import Request, Response
 
-from helexa.config import Server
+from helexa.config_tables import Server
 from helexa.errors import RequestError
 from helexa.web.middleware import ALWAYS_SERVED
 

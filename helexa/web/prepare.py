@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
-from helexa.config import Sampling
+from helexa.config_tables import Sampling
 from helexa.errors import RequestError
 from helexa.text.generation_defaults import GenerationDefaults
 from helexa.text.grammar import Context, compose

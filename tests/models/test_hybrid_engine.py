@@ -20,6 +20,7 @@ from workers.ops.native import library
 from workers.ops.native.ops import NativeOps
 from workers.ops.protocol import Ops
 from workers.ops.reference import ReferenceOps
+from workers.prices import PriceTaker
 from workers.runner import Runner, next_plan
 from workers.seats import PlanError
 
@@ -207,8 +208,9 @@ def test_prices_are_measured(folder: Path) -> None:
     """With states of the steps' own; afterwards none is held."""
     runner = Runner(open_checkpoint(folder), ReferenceOps(1), 0, [], 16, 8)
     times = iter(range(10**6))
-    assert [rows for rows, _ in runner.measure_prices(lambda: next(times) * 1e-6)] == [1, 2, 4, 8, 16]
-    runner.measure_positions(lambda: next(times) * 1e-6)
+    prices = PriceTaker(runner.held, lambda: next(times) * 1e-6)
+    assert [rows for rows, _ in prices.of_rows()] == [1, 2, 4, 8, 16]
+    prices.of_positions()
     states = runner.ops._states  # type: ignore[attr-defined]
     assert states.nbytes == 0
     assert runner.state_bytes() == runner.ops.bytes_per_state(runner.model.recurrent) > 0  # type: ignore[attr-defined]

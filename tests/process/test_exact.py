@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from digests import Seen, ragged_prompts, submit, together
 from service import serving
 
 from helexa.client import Client
 
 pytestmark = pytest.mark.process
 
-STREAMS = 16
 
-
-def prompts(vocab: int) -> list[list[int]]:
-    return [[3 + (index * 37 + place * 11) % (vocab - 3) for place in range(2 + index * 5)] for index in range(STREAMS)]
-
-
-def together(client: Client, asked: list[list[int]], model: str, tokens: int) -> list[list[tuple[int, int]]]:
-    generations = [
-        client.submit(prompt, model=model, max_tokens=tokens + index % 5, temperature=0, ignore_eos=True, hash_logits=True)
+def alone(client: Client, asked: list[list[int]], model: str, tokens: int) -> list[Seen]:
+    return [
+        [(token.id, token.hash) for token in submit(client, prompt, model, tokens + index % 5)]
         for index, prompt in enumerate(asked)
     ]
-    return [[(token.id, token.hash) for token in generation] for generation in generations]
-
-
-def alone(client: Client, asked: list[list[int]], model: str, tokens: int) -> list[list[tuple[int, int]]]:
-    seen = []
-    for index, prompt in enumerate(asked):
-        generation = client.submit(
-            prompt, model=model, max_tokens=tokens + index % 5, temperature=0, ignore_eos=True, hash_logits=True
-        )
-        seen.append([(token.id, token.hash) for token in generation])
-    return seen
 
 
 def check(folder, model_path, name: str, vocab: int, tokens: int, *flags: str) -> None:
     with serving(folder, str(model_path), "--name", name, *flags) as service, Client(service.run_dir) as client:
-        asked = prompts(vocab)
+        asked = ragged_prompts(vocab)
         batched = together(client, asked, name, tokens)
         steps = service.status()["models"][0]["counters"]["steps"]
         assert alone(client, asked, name, tokens) == batched

@@ -3,7 +3,7 @@ HTTP and over ZeroMQ. A seeded sample runs with the other tests, the whole of it
 
 Whatever is done to a device worker or to the scheduler, sixteen streams end as if nothing had been. A web worker that is killed
 takes its own connections along. When the arbiter or the supervisor is killed, nothing is left. A process that is only stopped for a
-while, and is none that the others wait for, is not even noticed.
+while, and is none that the others wait for, is not even noticed. A worker may be of two ranks: they end together, whichever is hit.
 """
 
 from __future__ import annotations
@@ -59,9 +59,29 @@ class Case:
     phase: str
     sampling: str
     wire: str
+    ranks: int = 1
 
     def __str__(self) -> str:
-        return f"{self.number.name}-{self.role}-{self.phase}-{self.sampling}-{self.wire}"
+        ranks = "" if self.ranks == 1 else f"-tp{self.ranks}"
+        return f"{self.number.name}-{self.role.replace(' ', '')}-{self.phase}-{self.sampling}-{self.wire}{ranks}"
+
+    @property
+    def values(self) -> set[object]:
+        return {self.role, self.number, self.phase, self.sampling, self.wire}
+
+    @property
+    def worker(self) -> tuple[str, ...]:
+        """The roles of the worker's processes."""
+        return ("worker",) if self.ranks == 1 else tuple(f"rank {rank}" for rank in range(self.ranks))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (*self.worker, *(role for role in ROLES if role != "worker"))
+
+    @property
+    def hit(self) -> tuple[str, ...]:
+        """Whom the signal reaches, and who goes along."""
+        return self.worker if self.role in self.worker else (self.role,)
 
 
 CASES = [
@@ -70,19 +90,24 @@ CASES = [
     if values[3:] != ("grammar", "zmq")  # grammars of the ZeroMQ wire are the worker's own text
 ]
 
+RANK_CASES = [
+    Case(*values, "sampled", "http", ranks=2) for values in itertools.product(("rank 0", "rank 1", "scheduler"), SIGNALS, PHASES)
+]
 
-def sample(count: int, seed: int) -> list[Case]:
+
+def sample(cases: list[Case], count: int, seed: int) -> list[Case]:
     """A random part of the matrix in which each value of each dimension occurs."""
-    shuffled = random.Random(seed).sample(CASES, len(CASES))
+    shuffled = random.Random(seed).sample(cases, len(cases))
     chosen: list[Case] = []
     while len(chosen) < count:
-        seen = {value for case in chosen for value in (case.role, case.number, case.phase, case.sampling, case.wire)}
-        fresh = [len({case.role, case.number, case.phase, case.sampling, case.wire} - seen) for case in shuffled]
+        seen = {value for case in chosen for value in case.values}
+        fresh = [len(case.values - seen) for case in shuffled]
         chosen.append(shuffled.pop(fresh.index(max(fresh))))
     return chosen
 
 
-SAMPLE = sample(8, seed=5)
+SAMPLE = sample(CASES, 8, seed=5)
+RANK_SAMPLE = sample(RANK_CASES, 3, seed=5)
 
 
 @pytest.fixture(scope="module")
@@ -121,18 +146,19 @@ class Disturbance:
 
     def __init__(self, case: Case, service: Service) -> None:
         self.case, self.service = case, service
-        self.before = {role: service.pid(role) for role in ROLES}
+        self.before = {role: service.pid(role) for role in case.roles}
         self.everybody = [process.pid for process in service.tree()]
         self.hit = 0
 
     def __call__(self) -> None:
         case, service = self.case, self.service
         if PHASES[case.phase].before == "lose":
-            wait_until_gone([service.kill("worker")])
-            self.before["worker"] = next_worker(service)
+            wait_until_gone([service.kill(case.worker[-1])])
+            wait_for_next_worker(service)
+            self.before |= {role: service.pid(role) for role in case.worker}
             self.everybody = [process.pid for process in service.tree()]
         if PHASES[case.phase].before == "reload":
-            begin_reload(service)
+            begin_reload(service, case.ranks)
             self.everybody = [process.pid for process in service.tree()]
         self.hit = service.kill(case.role, case.number)
         if case.number is signal.SIGKILL and case.role in ("arbiter", "supervisor"):
@@ -142,9 +168,13 @@ class Disturbance:
             service.kill("web", signal.SIGCONT)
 
 
-def begin_reload(service: Service) -> None:
+def settings_of(ranks: int) -> str:
+    return f"{WATCH}[devices]\ntensor_parallel = {ranks}\n"
+
+
+def begin_reload(service: Service, ranks: int) -> None:
     """The model is being loaded a second time, with another context; the first one goes on."""
-    (service.run_dir.parent.parent / "helexa.toml").write_text(f"{WATCH}[model]\ncontext = 500\n")
+    (service.run_dir.parent.parent / "helexa.toml").write_text(f"{settings_of(ranks)}[model]\ncontext = 500\n")
     with socket.socket(socket.AF_UNIX) as operator:
         operator.connect(str(service.run_dir / "control.sock"))
         operator.sendall(b'{"v": 1, "cmd": "reload"}\n')
@@ -153,21 +183,24 @@ def begin_reload(service: Service) -> None:
             assert time.monotonic() < deadline, "no second model came"
 
 
-def next_worker(service: Service) -> int:
-    """The pid of the next worker, once it has begun to load."""
+def wait_for_next_worker(service: Service) -> None:
+    """Until it has begun to load."""
     deadline = time.monotonic() + DEADLINE_S
     while service.status()["models"][0]["worker"] == "lost":
         assert time.monotonic() < deadline, "no worker came"
-    return service.pid("worker")
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=() if case in SAMPLE else pytest.mark.long) for case in CASES]
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=() if case in SAMPLE + RANK_SAMPLE else pytest.mark.long)
+        for case in CASES + RANK_CASES
+    ],
 )
 def test_kill_matrix(tmp_path, tiny_model_path, expected, case):
     """One process, one signal, one moment."""
     phase, undisturbed = PHASES[case.phase], expected(case)
-    (tmp_path / "helexa.toml").write_text(f"{phase.settings}{WATCH}")
+    (tmp_path / "helexa.toml").write_text(f"{phase.settings}{settings_of(case.ranks)}")
     with serving(tmp_path, str(tiny_model_path), *phase.flags) as service:
         disturbance = Disturbance(case, service)
         run = run_http if case.wire == "http" else run_zmq
@@ -193,7 +226,7 @@ def check_nothing_is_left(disturbance: Disturbance) -> None:
 def check_who_lives(disturbance: Disturbance) -> None:
     """Who was killed was replaced, nobody else was, and nothing is held."""
     case, service = disturbance.case, disturbance.service
-    replaced = case.number is signal.SIGKILL or case.role in ("worker", "scheduler")
+    replaced = case.number is signal.SIGKILL or case.role in (*case.worker, "scheduler")
     if replaced:
         assert wait_until_gone([disturbance.hit]) == []
     else:
@@ -201,7 +234,7 @@ def check_who_lives(disturbance: Disturbance) -> None:
     if case.phase == "reload":
         return  # workers, web workers and the model's name changed hands
     for role, pid in disturbance.before.items():
-        assert (service.pid(role) != pid) == (replaced and role == case.role), role
+        assert (service.pid(role) != pid) == (replaced and role in case.hit), role
     model = settled(service)
     assert (model["running"], model["waiting"], model["blocks_used"]) == (0, 0, 0)
 
@@ -215,6 +248,6 @@ def settled(service: Service) -> dict:
 
 
 def test_the_sample_has_something_of_everything():
-    """Each role, signal, phase, kind of sampling and wire."""
-    values = [value for case in SAMPLE for value in (case.role, case.number, case.phase, case.sampling, case.wire)]
-    assert set(values) == {*ROLES, *SIGNALS, *PHASES, *SAMPLING, "http", "zmq"}
+    """Each role, signal, phase, kind of sampling and wire; of two ranks, each and the scheduler."""
+    assert set().union(*(case.values for case in SAMPLE)) == {*ROLES, *SIGNALS, *PHASES, *SAMPLING, "http", "zmq"}
+    assert set().union(*(case.values for case in RANK_SAMPLE)) >= {"rank 0", "rank 1", "scheduler", *SIGNALS}

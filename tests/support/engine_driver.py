@@ -10,11 +10,29 @@ from helexa.scheduler.admission import Limits
 from helexa.scheduler.block_pool import BLOCK_SIZE
 from helexa.scheduler.prices import PriceTable, StepPrices
 from helexa.scheduler.scheduler import Scheduler
-from ipc.messages import Abort, Credit, Finish, FinishAck, Generate, Plan, Result, SamplingParams
+from ipc.messages import Abort, Credit, Finish, FinishAck, Generate, Loaded, Plan, Result, SamplingParams
 
 VOCAB = 50
 END_ID = 2
 CLIENT = b"client"
+LOADED = Loaded(
+    free_bytes=64 * 1024 * 100,
+    memory_note="a test",
+    weight_bytes=7,
+    bytes_per_block=1024,
+    context=512,
+    vocab=VOCAB,
+    eos_ids=[END_ID],
+    prices=[(1, 1.0), (64, 64.0)],
+    logit_row_ms=0.0,
+    decode_position_ms=0.0,
+    prompt_position_ms=0.0,
+    ops="o",
+    threads_note="1 of 2 CPUs",
+    remedy="",
+    fingerprint="f",
+    load_seconds=1.0,
+)
 
 
 def next_token(ids: list[int], seed: int) -> int:

@@ -29,6 +29,13 @@ ROLES = {
 }
 
 
+def has_role(line: list[str], role: str) -> bool:
+    """Whether a command line is a process's of that role; `rank 1` is that rank of a worker."""
+    if role.startswith("rank "):
+        return ROLES["worker"] in line and line[line.index("--rank") + 1] == role.removeprefix("rank ")
+    return ROLES[role] in line
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -72,7 +79,8 @@ class Service:
             return []
 
     def pid(self, role: str) -> int:
-        """The pid of a role's one process; waits for one that is being started, which has no command line of its own yet."""
+        """The pid of a role's one process, or of a worker's `rank N`; waits for one that is being started, which has no command line
+        of its own yet."""
         if role == "arbiter":
             return self.process.pid
         deadline = time.monotonic() + DEADLINE_S
@@ -81,7 +89,7 @@ class Service:
             for process in self.tree():
                 with contextlib.suppress(psutil.Error):
                     lines.append(process.cmdline())
-                    if ROLES[role] in lines[-1] and process.pid != self.process.pid:
+                    if has_role(lines[-1], role) and process.pid != self.process.pid:
                         return process.pid
             assert self.process.poll() is None and time.monotonic() < deadline, f"no {role} among {lines}"
             time.sleep(0.01)

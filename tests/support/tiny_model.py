@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -35,8 +37,10 @@ def write_tiny_model(
     quant: str = "F32",
     scale: float = 1.0,
     pooling: int | None = None,
+    alike: bool = False,
 ) -> Path:
-    """Writes the model to `path` and returns it. `quant` is a GGML type name for the linears."""
+    """Writes the model to `path` and returns it. `quant` is a GGML type name for the linears. `alike`: linears of one shape have the
+    same weights, so that a large model is made soon."""
     random = np.random.default_rng(seed)
     tokens = [*CONTROL_TOKENS, *byte_alphabet(), "th"]
     vocab, width = len(tokens), heads * head_dim
@@ -65,12 +69,17 @@ def write_tiny_model(
     writer.add_chat_template(TEMPLATE)
 
     kind = gguf.GGMLQuantizationType[quant]
+    made: dict[tuple[int, ...], NDArray[Any]] = {}
 
     def add(name: str, *shape: int) -> None:
+        if alike and shape in made:
+            writer.add_tensor(name, made[shape], raw_dtype=kind)
+            return
         data = (random.standard_normal(shape) * scale / np.sqrt(shape[-1])).astype(np.float32)
         if name == "token_embd.weight":
             data *= 0.2 * np.sqrt(shape[-1])  # small, so that the layers decide and replies do not repeat one token
-        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        made[shape] = gguf.quants.quantize(data, kind)
+        writer.add_tensor(name, made[shape], raw_dtype=kind)
 
     def add_norm(name: str) -> None:
         writer.add_tensor(name, (1 + 0.1 * random.standard_normal(width)).astype(np.float32))

@@ -13,7 +13,7 @@ import pytest
 
 from helexa import cli, devices
 from helexa.commands import devices as command
-from helexa.config import Config, Devices
+from helexa.config_tables import Config, Devices
 from helexa.devices import Gpu
 from helexa.errors import ConfigError
 from helexa.served_models import environment_of
@@ -151,9 +151,21 @@ def test_the_devices_command():
 
 
 def test_a_worker_is_shown_its_gpu_alone():
-    """By the number that `helexa devices` gives it; a CPU worker sees none."""
-    assert environment_of(2) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2"}
-    assert environment_of(None)["CUDA_VISIBLE_DEVICES"] == ""
+    """By the number that `helexa devices` gives it; a CPU worker sees none. A rank's own comes first, then those of the others, whose
+    arrays it opens."""
+    assert environment_of([2], 0) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2"}
+    assert environment_of([None, None], 1)["CUDA_VISIBLE_DEVICES"] == ""
+    assert [environment_of([4, 5, 6], rank)["CUDA_VISIBLE_DEVICES"] for rank in range(3)] == ["4,5,6", "5,4,6", "6,4,5"]
+
+
+def test_each_rank_has_a_gpu_of_its_own():
+    """Workers take turns; too few GPUs are an error that says how many there are. The CPU has room for all ranks."""
+    assert devices.place([], 3, 0) == [None, None, None]
+    assert [devices.place([0, 1, 2, 3], 2, turn) for turn in range(3)] == [[0, 1], [2, 3], [0, 1]]
+    assert devices.place([7], 1, 5) == [7]
+    assert devices.place([0, 1, 2], 2, 1) == [2, 0]
+    with pytest.raises(ConfigError, match=r"tensor_parallel.* = 2.*there is 1 to use.*at most 1"):
+        devices.place([3], 2, 0)
 
 
 def test_nothing_but_a_gpus_worker_imports_device_libraries():

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from helexa.formats.decoder_shape import Shape
-from workers.layers.attention import Attention
+from workers.layers.attention import Attention, local_heads
 from workers.layers.feed_forward import FeedForward
+from workers.layers.vocabulary import Vocabulary
 from workers.layers.weights import Weights
-from workers.ops.protocol import Matrix, Ops, Value, Vector
+from workers.ops.protocol import Ops, Value, Vector
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A loaded model; see `Model` in workers/models/registry.py."""
+    """A loaded model, or a rank's shard; see `Model` in workers/models/registry.py."""
 
     layers: int
     heads: int
@@ -41,37 +42,43 @@ class Decoder:
     vocab: int
     context: int
     eps: float
-    embedding: Matrix
+    vocabulary: Vocabulary
     blocks: tuple[Block, ...]
     norm: Vector
-    head: Matrix
     width: int = 0  # E
     pooling: str = ""  # as in Shape
 
     @classmethod
     def load(cls, weights: Weights, shape: Shape, block: Callable[[int], Block]) -> Decoder:
         """`block` loads the layer of a number."""
-        embedding = weights.matrix("embedding", shape.vocab, shape.width)
+        local = local_heads(weights, shape)
         return cls(
             layers=shape.layers,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
+            heads=local.heads.width,
+            kv_heads=local.kv_heads.width,
             head_dim=shape.head_dim,
             vocab=shape.vocab,
             context=shape.context,
             eps=shape.eps,
-            embedding=embedding,
+            vocabulary=load_vocabulary(weights, shape),
             blocks=tuple(block(layer) for layer in range(shape.layers)),
             norm=weights.norm("norm", shape.width),
-            head=weights.head(embedding, shape.vocab, shape.width, shape.tied),
             width=shape.width,
             pooling=shape.pooling,
         )
 
     def forward(self, ops: Ops) -> Value:
-        x = ops.embed(self.embedding)
+        x = self.vocabulary.embed(ops)
         for block in self.blocks:
             x = ops.add(x, block.attention(ops, ops.rms_norm(x, block.attention_norm, self.eps)))
             x = ops.add(x, block.feed_forward(ops, ops.rms_norm(x, block.ffn_norm, self.eps)))
         rows = ops.rms_norm(ops.gather_logit_rows(x), self.norm, self.eps)
-        return rows if self.pooling else ops.linear(rows, self.head)
+        return rows if self.pooling else self.vocabulary.logits(ops, rows)
+
+
+def load_vocabulary(weights: Weights, shape: Shape) -> Vocabulary:
+    if shape.tied:
+        weights.tensors.ignore(weights.names["head"])
+    return Vocabulary.load(
+        weights.ops, weights.shard, shape.vocab, lambda role, part: weights.rows(role, part, shape.width), shape.tied
+    )

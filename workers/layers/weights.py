@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from helexa.formats.ggml_types import dequantise
 from workers.ops.protocol import Matrix, Ops, RawTensor, Value, Vector
+from workers.weights.sharding import GROUP_UNIT, Part, Shard
 from workers.weights.tensors import Tensors
 
 # Names of the tensors that decoders share; `{layer}` counts from 0. An architecture adds its own to a copy.
@@ -44,13 +45,15 @@ HF_NAMES = {
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight with its bias, if it has one."""
+    """A weight with its bias, if it has one. `gathered`: the columns of each rank, where a rank makes some and all are wanted."""
 
     weight: Matrix
     bias: Vector | None = None
+    gathered: tuple[int, ...] = ()
 
     def __call__(self, ops: Ops, x: Value) -> Value:
-        return ops.linear(x, self.weight, self.bias)
+        made = ops.linear(x, self.weight, self.bias)
+        return ops.all_gather(made, [self.gathered]) if self.gathered else made
 
 
 @dataclass(frozen=True)
@@ -69,33 +72,35 @@ class Weights:
     def has(self, role: str, layer: int = 0) -> bool:
         return role in self.names and self.names[role].format(layer=layer) in self.tensors
 
-    def matrix(self, role: str, outputs: int, inputs: int, layer: int = 0) -> Matrix:
-        return self.ops.matrix([self.raw(role, (outputs, inputs), layer)])
+    @property
+    def shard(self) -> Shard:
+        return self.tensors.shard
 
-    def linear(self, outputs: Mapping[str, int], inputs: int, layer: int) -> Linear:
-        """One linear of the roles and their widths, side by side, with the biases that the file has: of all roles or of none."""
-        parts = [self.raw(role, (width, inputs), layer) for role, width in outputs.items()]
-        biases = [part.name.removesuffix("weight") + "bias" for part in parts]
+    def rows(self, role: str, part: Part, inputs: int, layer: int = 0, expert: int = 0) -> RawTensor:
+        """The rows of `part` of a role's weight. As `raw`."""
+        return self.tensors.take_rows(self.names[role].format(layer=layer, expert=expert), part, inputs)
+
+    def linear(self, outputs: Mapping[str, Part], inputs: int, layer: int) -> Linear:
+        """One linear of the roles' parts, side by side, with the biases that the file has: of all roles or of none."""
+        rows = [self.rows(role, part, inputs, layer) for role, part in outputs.items()]
+        biases = [self.names[role].format(layer=layer).removesuffix("weight") + "bias" for role in outputs]
         if not any(name in self.tensors for name in biases):
-            return Linear(self.ops.matrix(parts))
-        taken = [self.tensors.take(name, (width,)) for name, width in zip(biases, outputs.values(), strict=True)]
-        return Linear(self.ops.matrix(parts), self.ops.vector(joined(taken)))
+            return Linear(self.ops.matrix(rows))
+        values = [
+            _values(self.tensors.take(name, (part.total,)))[part.first : part.end]
+            for name, part in zip(biases, outputs.values(), strict=True)
+        ]
+        return Linear(self.ops.matrix(rows), self.ops.vector(_float32(biases[0], np.concatenate(values))))
+
+    def gathered(self, role: str, outputs: int, inputs: int, layer: int) -> Linear:
+        """A linear whose outputs are shared out between the ranks, and gathered."""
+        part = self.shard.part(outputs, GROUP_UNIT)
+        made = self.linear({role: part}, inputs, layer)
+        return made if part.is_whole else replace(made, gathered=part.widths)
 
     def norm(self, role: str, width: int, layer: int = 0) -> Vector:
         raw = self.raw(role, (width,), layer)
         return self.ops.vector(_shifted(raw, self.norm_shift) if self.norm_shift else raw)
-
-    def head(self, embedding: Matrix, vocab: int, width: int, tied: bool) -> Matrix:
-        """The embedding where it serves as the head, else the head's own weight."""
-        if tied:
-            self.tensors.ignore(self.names["head"])
-            return embedding
-        return self.matrix("head", vocab, width)
-
-
-def joined(parts: Sequence[RawTensor]) -> RawTensor:
-    """Vectors end to end, as float32."""
-    return _float32(parts[0].name, np.concatenate([_values(part) for part in parts]))
 
 
 def _shifted(raw: RawTensor, shift: float) -> RawTensor:

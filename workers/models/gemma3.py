@@ -14,11 +14,13 @@ from helexa.formats.checkpoint import Checkpoint
 from helexa.formats.decoder_shape import Shape, fields_of, windows_of_layer_types
 from helexa.formats.fields import Fields
 from workers.layers import rope
-from workers.layers.attention import Attention
+from workers.layers.attention import Attention, local_heads
+from workers.layers.decoder import load_vocabulary
 from workers.layers.feed_forward import GeluFeedForward
+from workers.layers.vocabulary import Vocabulary
 from workers.layers.weights import Weights
 from workers.models.qwen3 import QWEN3_GGUF_NAMES, QWEN3_HF_NAMES
-from workers.ops.protocol import Matrix, Ops, Rope, Value, Vector
+from workers.ops.protocol import Ops, Rope, Value, Vector
 from workers.weights.tensors import Tensors
 
 GGUF_NAMES = {
@@ -157,21 +159,19 @@ class Gemma:
     vocab: int
     context: int
     config: GemmaConfig
-    embedding: Matrix
+    vocabulary: Vocabulary
     blocks: tuple[GemmaBlock, ...]
     norm: Vector
-    head: Matrix
 
     def forward(self, ops: Ops) -> Value:
         eps = self.config.shape.eps
-        x = ops.scale(ops.embed(self.embedding), math.sqrt(self.config.shape.width))
+        x = ops.scale(self.vocabulary.embed(ops), math.sqrt(self.config.shape.width))
         for block in self.blocks:
             attended = block.attention(ops, ops.rms_norm(x, block.attention_norm, eps))
             x = ops.add(x, ops.rms_norm(attended, block.post_attention_norm, eps))
             fed = block.feed_forward(ops, ops.rms_norm(x, block.ffn_norm, eps))
             x = ops.add(x, ops.rms_norm(fed, block.post_ffn_norm, eps))
-        logits = ops.linear(ops.rms_norm(ops.gather_logit_rows(x), self.norm, eps), self.head)
-        return ops.soft_cap(logits, self.config.logit_cap) if self.config.logit_cap else logits
+        return self.vocabulary.logits(ops, ops.rms_norm(ops.gather_logit_rows(x), self.norm, eps), self.config.logit_cap)
 
 
 def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Gemma:
@@ -180,19 +180,18 @@ def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Gemma:
     else:
         config, weights = GemmaConfig.from_hf(file), Weights(tensors, _hf_names(tensors), ops, norm_shift=1.0)
     shape = config.shape
-    embedding = weights.matrix("embedding", shape.vocab, shape.width)
+    local = local_heads(weights, shape)
     return Gemma(
         layers=shape.layers,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
+        heads=local.heads.width,
+        kv_heads=local.kv_heads.width,
         head_dim=shape.head_dim,
         vocab=shape.vocab,
         context=shape.context,
         config=config,
-        embedding=embedding,
+        vocabulary=load_vocabulary(weights, shape),
         blocks=tuple(_block(weights, config, layer) for layer in range(shape.layers)),
         norm=weights.norm("norm", shape.width),
-        head=weights.head(embedding, shape.vocab, shape.width, shape.tied),
     )
 
 

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.ops.protocol import Expert, Matrix, Ops, RecurrentShape, Rope, Value, Vector
+from workers.layers.feed_forward import MixtureOfExperts, SiluFeedForward
+from workers.layers.vocabulary import Vocabulary
+from workers.layers.weights import Linear
+from workers.ops.protocol import Matrix, Ops, Parts, RecurrentShape, Rope, Value, Vector
 
 
 @dataclass(frozen=True)
 class Attention:
-    """`gate` makes a factor in (0, 1) of each output column."""
+    """`gate` makes a factor in (0, 1) of each output column. `gathered`: how many columns the heads of each rank make, where there
+    are several."""
 
     qkv: Matrix
     gate: Matrix
     q_norm: Vector
     k_norm: Vector
-    output: Matrix
+    output: Linear
+    gathered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """`mixed`: queries, keys and values before their convolution `taps`; `gate`: of the norm; `ba`: what gates the state."""
+    """`mixed`: queries, keys and values before their convolution `taps`; `gate`: of the norm; `ba`: what gates the state. `gathered`:
+    as in Ops.all_gather, of what the heads of all ranks read, where there are several."""
 
     mixed: Matrix
     gate: Matrix
@@ -33,25 +39,21 @@ class DeltaNet:
     decay: Vector
     dt_bias: Vector
     norm: Vector
-    output: Matrix
-
-
-@dataclass(frozen=True)
-class Dense:
-    gate_up: Matrix
-    down: Matrix
+    output: Linear
+    gathered: Parts = ()
 
 
 @dataclass(frozen=True)
 class Mixture:
     """Experts by router score, and one that all tokens share, behind a gate of one column."""
 
-    router: Matrix
-    experts: tuple[Expert, ...]
-    top_k: int
-    normalise: bool
-    shared: Dense
+    routed: MixtureOfExperts
+    shared: SiluFeedForward
     shared_gate: Matrix
+
+    def __call__(self, ops: Ops, x: Value) -> Value:
+        shared = ops.sigmoid_mul(self.shared(ops, x), ops.linear(x, self.shared_gate))
+        return ops.add(self.routed(ops, x), shared)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Layer:
     mixer_norm: Vector
     mixer: Attention | DeltaNet
     ffn_norm: Vector
-    ffn: Dense | Mixture
+    ffn: SiluFeedForward | Mixture
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,15 @@ class MtpHead:
 
     embedding_norm: Vector
     hidden_norm: Vector
-    from_embedding: Matrix
-    from_hidden: Matrix
+    from_embedding: Linear
+    from_hidden: Linear
     layer: Layer
     norm: Vector
 
 
 @dataclass
 class Hybrid:
-    """`layers` counts those with KV; `recurrent` says what the others hold."""
+    """`layers` counts those with KV; `recurrent` says what the others hold. Of a rank's shard, its heads."""
 
     layers: int
     heads: int
@@ -87,14 +89,13 @@ class Hybrid:
     eps: float
     rope: Rope
     recurrent: RecurrentShape
-    embedding: Matrix
+    vocabulary: Vocabulary
     blocks: list[Layer]
     norm: Vector
-    head: Matrix
     mtp: MtpHead | None
 
     def forward(self, ops: Ops) -> Value:
-        x = ops.embed(self.embedding)
+        x = self.vocabulary.embed(ops)
         attention_index = recurrent_index = 0
         for layer in self.blocks:
             normed = ops.rms_norm(x, layer.mixer_norm, self.eps)
@@ -105,18 +106,18 @@ class Hybrid:
                 mixed = self._recur(ops, normed, layer.mixer, recurrent_index)
                 recurrent_index += 1
             x = self._feed_forward(ops, ops.add(x, mixed), layer)
-        return ops.linear(ops.rms_norm(ops.gather_logit_rows(x), self.norm, self.eps), self.head)
+        return self.vocabulary.logits(ops, ops.rms_norm(ops.gather_logit_rows(x), self.norm, self.eps))
 
     def mtp_forward(self, ops: Ops, hidden: Value, embedded: Value) -> Value:
         """Logits (R, V) of the token after the next. `hidden`: the model's output behind its last norm (N E); `embedded`: the
         embedding of the token that follows (N E). Its layer's KV lies behind that of the others."""
         assert self.mtp is not None and isinstance(self.mtp.layer.mixer, Attention), "the model has no MTP head"
-        from_embedding = ops.linear(ops.rms_norm(embedded, self.mtp.embedding_norm, self.eps), self.mtp.from_embedding)
-        from_hidden = ops.linear(ops.rms_norm(hidden, self.mtp.hidden_norm, self.eps), self.mtp.from_hidden)
+        from_embedding = self.mtp.from_embedding(ops, ops.rms_norm(embedded, self.mtp.embedding_norm, self.eps))
+        from_hidden = self.mtp.from_hidden(ops, ops.rms_norm(hidden, self.mtp.hidden_norm, self.eps))
         x, layer = ops.add(from_embedding, from_hidden), self.mtp.layer
         mixed = self._attend(ops, ops.rms_norm(x, layer.mixer_norm, self.eps), self.mtp.layer.mixer, self.layers)
         x = ops.gather_logit_rows(self._feed_forward(ops, ops.add(x, mixed), layer))
-        return ops.linear(ops.rms_norm(x, self.mtp.norm, self.eps), self.head)
+        return self.vocabulary.logits(ops, ops.rms_norm(x, self.mtp.norm, self.eps))
 
     def _attend(self, ops: Ops, x: Value, weights: Attention, index: int) -> Value:
         qkv = ops.linear(x, weights.qkv)
@@ -124,23 +125,19 @@ class Hybrid:
         qkv = ops.norm_heads(qkv, weights.q_norm, weights.k_norm, *shape, self.eps)
         q = ops.rope_kv_write(qkv, index, *shape, self.rope)
         attended = ops.sigmoid_mul(ops.attention(q, index, *shape), ops.linear(x, weights.gate))
-        return ops.linear(attended, weights.output)
+        if weights.gathered:
+            attended = ops.all_gather(attended, [weights.gathered])
+        return weights.output(ops, attended)
 
     def _recur(self, ops: Ops, x: Value, weights: DeltaNet, index: int) -> Value:
         mixed = ops.causal_conv_update(ops.linear(x, weights.mixed), weights.taps, index)
         gates = ops.gdn_gating(ops.linear(x, weights.ba), weights.decay, weights.dt_bias)
         read = ops.recurrent_update(mixed, gates, index)
-        return ops.linear(ops.gated_rms_norm(read, ops.linear(x, weights.gate), weights.norm, self.eps), weights.output)
+        normed = ops.gated_rms_norm(read, ops.linear(x, weights.gate), weights.norm, self.eps)
+        if weights.gathered:
+            normed = ops.all_gather(normed, weights.gathered)
+        return weights.output(ops, normed)
 
     def _feed_forward(self, ops: Ops, x: Value, layer: Layer) -> Value:
         """x and what the layer's second half adds to it."""
-        normed, ffn = ops.rms_norm(x, layer.ffn_norm, self.eps), layer.ffn
-        if isinstance(ffn, Dense):
-            return ops.add(x, _dense(ops, normed, ffn))
-        routed = ops.moe_ffn(normed, ops.linear(normed, ffn.router), ffn.experts, ffn.top_k, ffn.normalise)
-        shared = ops.sigmoid_mul(_dense(ops, normed, ffn.shared), ops.linear(normed, ffn.shared_gate))
-        return ops.add(x, ops.add(routed, shared))
-
-
-def _dense(ops: Ops, x: Value, weights: Dense) -> Value:
-    return ops.linear(ops.silu_mul(ops.linear(x, weights.gate_up)), weights.down)
+        return ops.add(x, layer.ffn(ops, ops.rms_norm(x, layer.ffn_norm, self.eps)))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError
 from helexa.formats.checkpoint import Checkpoint
-from workers.models.hybrid import Attention, DeltaNet, Dense, Hybrid, Layer, Mixture, MtpHead
+from workers.layers.feed_forward import ExpertParts, MixtureOfExperts, SiluFeedForward
+from workers.layers.vocabulary import Vocabulary
+from workers.layers.weights import Linear
+from workers.models.hybrid import Attention, DeltaNet, Hybrid, Layer, Mixture, MtpHead
 from workers.models.hybrid_config import HybridConfig
 from workers.models.hybrid_names import Names
-from workers.ops.protocol import Expert, Ops, RawTensor, Vector
+from workers.ops.protocol import Expert, Ops, Parts, RawTensor, RecurrentShape, Vector
 from workers.weights.reshaping import columns_of, floats, from_floats, rows_in_order
-from workers.weights.tensors import Tensors, member_of
+from workers.weights.sharding import GATED_UNIT, GROUP_UNIT, Part
+from workers.weights.tensors import Tensors, member_of, rows_of
 
 
 class LayerTensors:
@@ -32,10 +37,50 @@ class LayerTensors:
     def take(self, role: str, *shape: int) -> RawTensor:
         return self.tensors.take(self.name(role), shape)
 
+    def rows(self, role: str, part: Part, columns: int) -> RawTensor:
+        return self.tensors.take_rows(self.name(role), part, columns)
+
+
+@dataclass(frozen=True)
+class DeltaHeads:
+    """Which heads of DeltaNet layers this rank has: whole key heads, `keys`, each with the value heads that read it."""
+
+    whole: RecurrentShape
+    keys: Part
+
+    @property
+    def values(self) -> NDArray[np.intp]:
+        """The value heads, rising."""
+        of_value_head = self.whole.key_head_of_value_heads()
+        return np.flatnonzero((self.keys.first <= of_value_head) & (of_value_head < self.keys.end))
+
+    @property
+    def shape(self) -> RecurrentShape:
+        return replace(self.whole, key_heads=self.keys.width, value_heads=len(self.values))
+
+    @property
+    def value_rows(self) -> NDArray[np.intp]:
+        """Their rows of a weight that makes values, a head after another."""
+        return (self.values[:, None] * self.whole.value_dim + np.arange(self.whole.value_dim)).reshape(-1)
+
+    @property
+    def channels(self) -> NDArray[np.intp]:
+        """Rows of all queries, then keys, then values."""
+        dim, keys = self.whole.key_dim, self.whole.key_heads * self.whole.key_dim
+        rows = np.arange(self.keys.first * dim, self.keys.end * dim)
+        return np.concatenate([rows, keys + rows, 2 * keys + self.value_rows])
+
+    @property
+    def read(self) -> Parts:
+        """What the heads of all ranks read, as it is gathered."""
+        share = self.whole.value_heads // self.whole.key_heads
+        turns, together = (share, 1) if self.whole.tiled else (1, share)
+        return () if self.keys.is_whole else [self.keys.times(together * self.whole.value_dim).widths] * turns
+
 
 @dataclass(frozen=True)
 class DeltaInputs:
-    """What feeds a DeltaNet layer: rows of queries, keys and values; of the norm's gate; of b, then a."""
+    """What feeds a rank's heads of a DeltaNet layer: rows of queries, keys and values; of the norm's gate; of b, then a."""
 
     mixed: list[RawTensor]
     gate: list[RawTensor]
@@ -52,35 +97,48 @@ class HybridLoader:
         ops: Ops,
         config: HybridConfig,
         names: Names,
-        delta_inputs: Callable[[LayerTensors, HybridConfig], DeltaInputs],
+        delta_inputs: Callable[[LayerTensors, HybridConfig, DeltaHeads], DeltaInputs],
     ) -> None:
         self.file, self.tensors, self.ops, self.config, self.names = file, tensors, ops, config, names
         self._delta_inputs = delta_inputs
+        self._kv_heads = tensors.shard.heads(config.kv_heads, "KV heads", file.path)
+        self._heads = self._kv_heads.times(config.heads // config.kv_heads)
+        self._delta = DeltaHeads(config.recurrent, tensors.shard.heads(config.recurrent.key_heads, "key heads", file.path))
 
     def load(self) -> Hybrid:
         config, names, tensors = self.config, self.names, self.tensors
-        embedding = self.ops.matrix([tensors.take(names.embedding, (config.vocab, config.width))])
-        tied = names.head not in tensors
+        table = {"embedding": names.embedding, "head": names.head}
         return Hybrid(
             layers=config.attention_layers,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
+            heads=self._heads.width,
+            kv_heads=self._kv_heads.width,
             head_dim=config.head_dim,
             vocab=config.vocab,
             context=config.context,
             eps=config.eps,
             rope=config.rope,
-            recurrent=config.recurrent,
-            embedding=embedding,
+            recurrent=self._delta.shape,
+            vocabulary=Vocabulary.load(
+                self.ops,
+                tensors.shard,
+                config.vocab,
+                lambda role, part: tensors.take_rows(table[role], part, config.width),
+                tied=names.head not in tensors,
+            ),
             blocks=[self._layer(names.layer.format(index), recurs) for index, recurs in enumerate(config.recurs)],
             norm=self._norm(names.norm, config.width),
-            head=embedding if tied else self.ops.matrix([tensors.take(names.head, (config.vocab, config.width))]),
             mtp=self._mtp() if config.mtp_layers else None,
         )
 
     def _norm(self, name: str, width: int) -> Vector:
         weight = self.tensors.take(name, (width,))
         return self.ops.vector(weight if self.names.converted else from_floats(name, 1 + floats(weight)))
+
+    def _gathered(self, tensors: LayerTensors, role: str, outputs: int, inputs: int) -> Linear:
+        """A linear whose outputs are shared out between the ranks, and gathered."""
+        part = self.tensors.shard.part(outputs, GROUP_UNIT)
+        matrix = self.ops.matrix([tensors.rows(role, part, inputs)])
+        return Linear(matrix, gathered=() if part.is_whole else part.widths)
 
     def _layer(self, prefix: str, recurs: bool) -> Layer:
         tensors, width = LayerTensors(self.tensors, self.names, prefix), self.config.width
@@ -93,35 +151,36 @@ class HybridLoader:
 
     def _attention(self, tensors: LayerTensors) -> Attention:
         """The query linear of a file makes query, then gate, a head."""
-        config, ops = self.config, self.ops
-        q_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        both = tensors.take("q", 2 * q_width, config.width)
-        rows = np.arange(2 * q_width).reshape(config.heads, 2, config.head_dim)
+        config, ops, dim = self.config, self.ops, self.config.head_dim
+        both = tensors.take("q", 2 * config.heads * dim, config.width)
+        rows = np.arange(2 * config.heads * dim).reshape(config.heads, 2, dim)[self._heads.first : self._heads.end]
         query, gate = (rows_in_order(both, rows[:, side].reshape(-1)) for side in (0, 1))
-        key, value = (tensors.take(role, kv_width, config.width) for role in ("k", "v"))
+        key, value = (tensors.rows(role, self._kv_heads.times(dim), config.width) for role in ("k", "v"))
         return Attention(
             qkv=ops.matrix([query, key, value]),
             gate=ops.matrix([gate]),
-            q_norm=self._norm(tensors.name("q_norm"), config.head_dim),
-            k_norm=self._norm(tensors.name("k_norm"), config.head_dim),
-            output=ops.matrix([tensors.take("attention_output", config.width, q_width)]),
+            q_norm=self._norm(tensors.name("q_norm"), dim),
+            k_norm=self._norm(tensors.name("k_norm"), dim),
+            output=self._gathered(tensors, "attention_output", config.width, config.heads * dim),
+            gathered=() if self._heads.is_whole else self._heads.times(dim).widths,
         )
 
     def _delta_net(self, tensors: LayerTensors) -> DeltaNet:
-        config, ops, shape = self.config, self.ops, self.config.recurrent
-        inputs = self._delta_inputs(tensors, config)
-        decay = floats(tensors.take("decay", shape.value_heads))
+        config, ops, shape, here = self.config, self.ops, self.config.recurrent, self._delta
+        inputs = self._delta_inputs(tensors, config, here)
+        decay, dt_bias = (floats(tensors.take(role, shape.value_heads))[here.values] for role in ("decay", "dt_bias"))
         if not self.names.converted:
             decay = -np.exp(decay)
         return DeltaNet(
             mixed=ops.matrix(inputs.mixed),
             gate=ops.matrix(inputs.gate),
             ba=ops.matrix(inputs.ba),
-            taps=ops.vector(from_floats(tensors.name("taps"), self._taps(tensors))),
+            taps=ops.vector(from_floats(tensors.name("taps"), self._taps(tensors)[:, here.channels])),
             decay=ops.vector(from_floats(tensors.name("decay"), decay)),
-            dt_bias=ops.vector(tensors.take("dt_bias", shape.value_heads)),
+            dt_bias=ops.vector(from_floats(tensors.name("dt_bias"), dt_bias)),
             norm=ops.vector(tensors.take("delta_norm", shape.value_dim)),
-            output=ops.matrix([tensors.take("delta_output", config.width, shape.value_heads * shape.value_dim)]),
+            output=self._gathered(tensors, "delta_output", config.width, shape.value_heads * shape.value_dim),
+            gathered=here.read,
         )
 
     def _taps(self, tensors: LayerTensors) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -131,10 +190,11 @@ class HybridLoader:
         weight = floats(tensors.take("taps", shape.channels, *middle, shape.kernel))
         return np.ascontiguousarray(weight.reshape(shape.channels, shape.kernel).T)
 
-    def _dense(self, tensors: LayerTensors, prefix: str, hidden: int) -> Dense:
-        width = self.config.width
-        gate, up = (tensors.take(f"{prefix}ffn_{side}", hidden, width) for side in ("gate", "up"))
-        return Dense(self.ops.matrix([gate, up]), self.ops.matrix([tensors.take(f"{prefix}ffn_down", width, hidden)]))
+    def _dense(self, tensors: LayerTensors, prefix: str, hidden: int) -> SiluFeedForward:
+        width, between = self.config.width, self.tensors.shard.part(hidden, GATED_UNIT)
+        gate_up = self.ops.matrix([tensors.rows(f"{prefix}ffn_{side}", between, width) for side in ("gate", "up")])
+        down = self._gathered(tensors, f"{prefix}ffn_down", width, hidden)
+        return SiluFeedForward(Linear(gate_up), down, () if between.is_whole else between.widths)
 
     def _mixture(self, tensors: LayerTensors) -> Mixture:
         config, width = self.config, self.config.width
@@ -142,25 +202,31 @@ class HybridLoader:
             raise ModelFileError(f"{self.file.path}: it has experts, but does not say how many a token uses")
         gate_shape = (width,) if self.names.converted else (1, width)
         gate = tensors.take("shared_gate", *gate_shape)
-        return Mixture(
-            router=self.ops.matrix([tensors.take("router", config.experts, width)]),
-            experts=tuple(self._expert(tensors, index) for index in range(config.experts)),
+        parts = ExpertParts.of(self.tensors.shard, width, config.expert_hidden)
+        routed = MixtureOfExperts(
+            router=Linear(self.ops.matrix([tensors.take("router", config.experts, width)])),
+            experts=tuple(self._expert(tensors, index, parts) for index in range(config.experts)),
             top_k=config.top_k,
             normalise=config.normalise,
+            hidden=() if parts.hidden.is_whole else parts.hidden.widths,
+            gathered=() if parts.width.is_whole else parts.width.widths,
+        )
+        return Mixture(
+            routed=routed,
             shared=self._dense(tensors, "shared_", config.shared_hidden),
             shared_gate=self.ops.matrix([RawTensor(gate.name, gate.type, (1, width), gate.data)]),
         )
 
-    def _expert(self, tensors: LayerTensors, index: int) -> Expert:
+    def _expert(self, tensors: LayerTensors, index: int, parts: ExpertParts) -> Expert:
         """Experts lie in one tensor, gate and up together or apart, or in a tensor each."""
-        down = self._expert_part(tensors, "experts_down", index, self.config.width, self.config.expert_hidden)
+        hidden, width = self.config.expert_hidden, self.config.width
+        down = parts.down(self._expert_part(tensors, "experts_down", index, width, hidden))
         if tensors.has("experts_gate_up"):
-            hidden = 2 * self.config.expert_hidden
-            sides = [self._expert_part(tensors, "experts_gate_up", index, hidden, self.config.width)]
+            both = self._expert_part(tensors, "experts_gate_up", index, 2 * hidden, width)
+            sides = [rows_of(both, 0, hidden), rows_of(both, hidden, 2 * hidden)]
         else:
-            shape = (self.config.expert_hidden, self.config.width)
-            sides = [self._expert_part(tensors, role, index, *shape) for role in ("experts_gate", "experts_up")]
-        return Expert(self.ops.matrix(sides), self.ops.matrix([down]))
+            sides = [self._expert_part(tensors, role, index, hidden, width) for role in ("experts_gate", "experts_up")]
+        return Expert(self.ops.matrix([parts.gate_up(side) for side in sides]), self.ops.matrix([down]))
 
     def _expert_part(self, tensors: LayerTensors, role: str, index: int, rows: int, columns: int) -> RawTensor:
         if tensors.has(f"{role}_together"):
@@ -173,7 +239,14 @@ class HybridLoader:
     def _mtp(self) -> MtpHead:
         names, width = self.names.mtp, self.config.width
         both = self.tensors.take(names.fc, (width, 2 * width))
-        from_embedding, from_hidden = (self.ops.matrix([columns_of(both, first, first + width)]) for first in (0, width))
+        part = self.tensors.shard.part(width, GROUP_UNIT)
+        from_embedding, from_hidden = (
+            Linear(
+                self.ops.matrix([columns_of(rows_of(both, part.first, part.end), first, first + width)]),
+                gathered=() if part.is_whole else part.widths,
+            )
+            for first in (0, width)
+        )
         return MtpHead(
             embedding_norm=self._norm(names.embedding_norm, width),
             hidden_norm=self._norm(names.hidden_norm, width),

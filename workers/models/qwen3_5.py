@@ -8,9 +8,10 @@ from __future__ import annotations
 from helexa.formats.checkpoint import Checkpoint
 from workers.models.hybrid import Hybrid
 from workers.models.hybrid_config import HybridConfig, from_gguf, from_hugging_face
-from workers.models.hybrid_loading import DeltaInputs, HybridLoader, LayerTensors
+from workers.models.hybrid_loading import DeltaHeads, DeltaInputs, HybridLoader, LayerTensors
 from workers.models.hybrid_names import gguf_names, hugging_face_names
 from workers.ops.protocol import Ops
+from workers.weights.reshaping import rows_within
 from workers.weights.tensors import Tensors
 
 VISION = "model.visual."
@@ -30,11 +31,11 @@ def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Hybrid:
     return HybridLoader(file, tensors, ops, config, names, _delta_inputs).load()
 
 
-def _delta_inputs(tensors: LayerTensors, config: HybridConfig) -> DeltaInputs:
+def _delta_inputs(tensors: LayerTensors, config: HybridConfig, here: DeltaHeads) -> DeltaInputs:
     shape, width = config.recurrent, config.width
     keys, values = shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim
     return DeltaInputs(
-        [tensors.take("mixed", 2 * keys + values, width)],
-        [tensors.take("gate", values, width)],
-        [tensors.take("b", shape.value_heads, width), tensors.take("a", shape.value_heads, width)],
+        rows_within(tensors.take("mixed", 2 * keys + values, width), here.channels),
+        rows_within(tensors.take("gate", values, width), here.value_rows),
+        [row for role in ("b", "a") for row in rows_within(tensors.take(role, shape.value_heads, width), here.values)],
     )

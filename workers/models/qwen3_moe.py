@@ -9,7 +9,7 @@ from helexa.formats.decoder_shape import Shape, fields_of
 from workers.layers import rope
 from workers.layers.attention import Attention
 from workers.layers.decoder import Block, Decoder
-from workers.layers.feed_forward import FeedForward, MixtureOfExperts, SiluFeedForward, load_experts
+from workers.layers.feed_forward import FeedForward, SiluFeedForward, load_mixture
 from workers.layers.weights import Weights
 from workers.models.qwen3 import QWEN3_GGUF_NAMES, QWEN3_HF_NAMES
 from workers.ops.protocol import Ops, Rope
@@ -18,6 +18,7 @@ from workers.weights.tensors import Tensors
 GGUF_NAMES = {
     **QWEN3_GGUF_NAMES,
     "router": "blk.{layer}.ffn_gate_inp.weight",
+    "gate_up_experts": "blk.{layer}.ffn_gate_up_exps.weight",
     "gate_experts": "blk.{layer}.ffn_gate_exps.weight",
     "up_experts": "blk.{layer}.ffn_up_exps.weight",
     "down_experts": "blk.{layer}.ffn_down_exps.weight",
@@ -86,12 +87,8 @@ def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Decoder:
     def feed_forward(layer: int) -> FeedForward:
         if not config.sparse[layer]:
             return SiluFeedForward.load(weights, layer, shape.width, shape.hidden)
-        return MixtureOfExperts(
-            router=weights.linear({"router": config.experts}, shape.width, layer),
-            experts=load_experts(weights, layer, config.experts, shape.width, config.expert_hidden),
-            top_k=config.top_k,
-            normalise=config.normalise,
-        )
+        sizes = config.experts, shape.width, config.expert_hidden
+        return load_mixture(weights, layer, *sizes, config.top_k, config.normalise)
 
     def block(layer: int) -> Block:
         attention = Attention.load(weights, shape, layer, config.rope, window=config.window)

@@ -11,10 +11,10 @@ import numpy as np
 from helexa.formats.checkpoint import Checkpoint
 from workers.models.hybrid import Hybrid
 from workers.models.hybrid_config import HybridConfig, from_gguf, from_hugging_face
-from workers.models.hybrid_loading import DeltaInputs, HybridLoader, LayerTensors
+from workers.models.hybrid_loading import DeltaHeads, DeltaInputs, HybridLoader, LayerTensors
 from workers.models.hybrid_names import gguf_names, hugging_face_names
 from workers.ops.protocol import Ops, RawTensor
-from workers.weights.reshaping import rows_in_order
+from workers.weights.reshaping import rows_in_order, rows_within
 from workers.weights.tensors import Tensors
 
 
@@ -29,15 +29,17 @@ def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Hybrid:
     return HybridLoader(file, tensors, ops, config, names, _delta_inputs).load()
 
 
-def _delta_inputs(tensors: LayerTensors, config: HybridConfig) -> DeltaInputs:
+def _delta_inputs(tensors: LayerTensors, config: HybridConfig, here: DeltaHeads) -> DeltaInputs:
     shape, width = config.recurrent, config.width
     keys, values = shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim
     of_key_head = shape.value_heads // shape.key_heads
-    ba = _by_kind(tensors.take("ba", 2 * shape.value_heads, width), shape.key_heads, [of_key_head, of_key_head])
+    together = tensors.rows("ba", here.keys.times(2 * of_key_head), width)
+    ba = _by_kind(together, here.keys.width, [of_key_head, of_key_head])
     if not tensors.has("mixed_and_gate"):
-        return DeltaInputs([tensors.take("mixed", 2 * keys + values, width)], [tensors.take("gate", values, width)], ba)
+        mixed = rows_within(tensors.take("mixed", 2 * keys + values, width), here.channels)
+        return DeltaInputs(mixed, rows_within(tensors.take("gate", values, width), here.value_rows), ba)
     kinds = [shape.key_dim, shape.key_dim, of_key_head * shape.value_dim, of_key_head * shape.value_dim]
-    *mixed, gate = _by_kind(tensors.take("mixed_and_gate", 2 * (keys + values), width), shape.key_heads, kinds)
+    *mixed, gate = _by_kind(tensors.rows("mixed_and_gate", here.keys.times(sum(kinds)), width), here.keys.width, kinds)
     return DeltaInputs(mixed, [gate], ba)
 
 

@@ -10,11 +10,12 @@ from helexa.formats.checkpoint import Checkpoint
 from helexa.formats.decoder_shape import fields_of, pooling_of
 from workers.models import gemma3, llama, qwen2, qwen3, qwen3_5, qwen3_moe, qwen3_next, smollm3
 from workers.ops.protocol import Ops, RecurrentShape, Value
+from workers.weights.sharding import WHOLE, Shard
 from workers.weights.tensors import Tensors
 
 
 class Model(Protocol):
-    """A loaded model: its shape, and a forward over ops."""
+    """A loaded model, or a rank's shard of one: its shape, and a forward over ops. Heads are those that are here."""
 
     @property
     def layers(self) -> int:
@@ -84,13 +85,13 @@ def architecture_of(file: Checkpoint) -> str:
     return file.get("general.architecture" if file.format == "gguf" else "model_type", str)
 
 
-def load_model(file: Checkpoint, ops: Ops) -> Model:
-    """Raises ModelFileError for an architecture that is not served, and for a file that is not whole."""
+def load_model(file: Checkpoint, ops: Ops, shard: Shard = WHOLE) -> Model:
+    """The model, or what `shard` has of it. Raises ModelFileError for an architecture that is not served, and for a file that is not whole."""
     name = architecture_of(file)
     load = ARCHITECTURES.get(name)
     if load is None:
         raise ModelFileError(f"{file.path}: architecture `{name}` is not served; served: {', '.join(sorted(ARCHITECTURES))}")
-    tensors = Tensors(file)
+    tensors = Tensors(file, shard)
     model = load(file, tensors, ops)
     if file.format == "gguf" and pooling_of(fields_of(file)) and not isinstance(model, PoolingModel):
         raise ModelFileError(f"{file.path}: embeddings of {name} models are not served; those of llama, qwen2 and qwen3 are")

@@ -5,18 +5,19 @@ may compute at once, or record the calls and replay them for any N. Shapes are i
 B sequences, R logit rows, H heads, K KV heads, D head dim, V vocab, L layers, S block size; E is the hidden width, X experts.
 
 The law (X1): a row's bits depend only on that row, its sequence's KV and the weights: never on N, B, the other rows, the
-row's place, or the number of threads.
+row's place, the number of threads, or how many ranks hold the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Any, NewType, Protocol, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.group import Group, Parts
 from workers.inputs import BLOCK_SIZE, StepInputs
 
 Value = NewType("Value", object)  # an activation, rows first
@@ -24,7 +25,22 @@ Matrix = NewType("Matrix", object)  # a weight of a linear, packed as the ops li
 Vector = NewType("Vector", object)  # a float32 weight
 Float32 = NDArray[np.float32]
 
-__all__ = ["BLOCK_SIZE", "Expert", "Matrix", "Ops", "RawTensor", "RecurrentShape", "Rope", "SampleRows", "Value", "Vector"]
+__all__ = [
+    "BLOCK_SIZE",
+    "Expert",
+    "Group",
+    "HeldLogits",
+    "Logits",
+    "Matrix",
+    "Ops",
+    "Parts",
+    "RawTensor",
+    "RecurrentShape",
+    "Rope",
+    "SampleRows",
+    "Value",
+    "Vector",
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Expert:
-    """One expert of a mixture: (2 I, E), gate then up, and (E, I)."""
+    """One expert of a mixture: (2 I, E), gate then up, and (E, I); of a rank's shard, some rows of either."""
 
     gate_up: Matrix
     down: Matrix
@@ -99,6 +115,25 @@ class SampleRows:
     position: NDArray[np.int32]  # of the token to be drawn, absolute
 
 
+class HeldLogits(Protocol):
+    """(R, V) logits that stay on their device, used as an array's rows are: a row comes to the host when it is asked for, and is drawn
+    from as it is left there. `np.asarray` brings all."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Float32]: ...
+    @overload
+    def __getitem__(self, rows: int) -> Float32: ...
+    @overload
+    def __getitem__(self, rows: slice | list[int]) -> HeldLogits: ...
+    def __setitem__(self, row: int, value: float) -> None: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]: ...
+
+
+Logits: TypeAlias = Float32 | HeldLogits
+
+
 class Ops(Protocol):
     """One device's ops. `name` and `remedy` are shown to people: which ops run, and what would make them faster. Ops of one
     `kind` give equal bits on one type of machine, whatever their threads."""
@@ -132,13 +167,19 @@ class Ops(Protocol):
         ...
 
     def use_logits_buffer(self, buffer: Float32) -> None:
-        """Logits go to `buffer` from now on: float32, contiguous, (the most rows of a step that want logits, V)."""
+        """Logits, or those that come to the host, go to `buffer` from now on: float32, contiguous, (the most rows of a step that
+        want logits, V)."""
+        ...
+
+    def use_group(self, group: Group | None) -> None:
+        """The ranks that the ops between ranks meet from now on."""
         ...
 
     # a forward
 
-    def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Float32:
-        """Runs one step; `forward` returns the head's logits. The (R, V) array is valid until the next run."""
+    def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Logits:
+        """Runs one step; `forward` returns the head's logits (R, V), which are valid until the next run; a rank behind rank 0 gets
+        none. GroupLeft where another rank gave the step up."""
         ...
 
     def embed(self, table: Matrix) -> Value:
@@ -201,14 +242,38 @@ class Ops(Protocol):
         """N I: gelu(gate) * up, from (N, 2 I) holding gate then up; gelu by its tanh form (Hendrycks and Gimpel 2016)."""
         ...
 
-    def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
+    def moe_ffn(
+        self,
+        x: Value,
+        scores: Value,
+        experts: Sequence[Expert],
+        top_k: int,
+        normalise: bool,
+        hidden: Sequence[int] = (),
+    ) -> Value:
         """N E: the sum of w down(silu(gate(x)) * up(x)) over the `top_k` experts of the highest `scores` (N X), from the highest
         down, the lowest expert first among equals (Shazeer et al. 2017). w is softmax(scores), over all experts or, to `normalise`,
-        over the chosen ones."""
+        over the chosen ones. `hidden`: how many of the columns between the two linears each rank makes; they are gathered, and the
+        result has the columns of this rank's `down`. Empty: all are made here."""
         ...
 
     def gather_logit_rows(self, x: Value) -> Value:
         """R E: the rows that want logits."""
+        ...
+
+    # between ranks: each meets all others, which run the same op. Nothing is summed, so bits are those of one rank alone
+
+    def all_gather(self, x: Value, parts: Parts) -> Value:
+        """Whole rows, from those columns that each rank has in its `x`. `parts`: of each part that lies side by side in a whole row,
+        how many columns each rank has; a rank's `x` has its share of each part, side by side."""
+        ...
+
+    def embed_across(self, table: Matrix, first_id: int) -> Value:
+        """As `embed`, where `table` holds the rows from token id `first_id` on, and other ranks hold the others."""
+        ...
+
+    def gather_logits(self, x: Value, widths: Sequence[int]) -> Value:
+        """R V, on rank 0 alone, in its logits buffer: whole rows of `widths` columns each rank. The last op of a forward."""
         ...
 
     # recurrent layers: `layer` counts these alone. A sequence moves its slot's state on, from zeros where its first row is position
@@ -236,7 +301,7 @@ class Ops(Protocol):
 
     # sampling
 
-    def sample(self, logits: Float32, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
-        """Draws a token a row from (R, V) logits. Ties go to the lowest id. Where a row cannot be drawn (a NaN, no finite
-        value) its id is -1 and its entry of the second list says why; it is empty otherwise."""
+    def sample(self, logits: Logits, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
+        """Draws a token a row from (R, V) logits: an array, or what `run` gave or a part of it. Ties go to the lowest id. Where a
+        row cannot be drawn (a NaN, no finite value) its id is -1 and its entry of the second list says why; it is empty otherwise."""
         ...

@@ -1,8 +1,9 @@
 """The ops in NumPy: the oracle, the documentation, and the fallback where nothing was compiled.
 
-Exact without trusting BLAS: a linear is cut into fixed column chunks, each a single-threaded product of a tile of rows whose
-height was probed on this machine (a BLAS kernel may treat rows 12 .. 15 of 16 differently, or one thread's share); attention
-multiplies fixed blocks of 16 positions, so a row's sums have the same shape whatever is computed beside it.
+Exact without trusting BLAS: a linear is cut into chunks of one width and tiles of rows of one height, each a single-threaded
+product of a shape that was probed on this machine (a BLAS kernel may treat rows 12 .. 15 of 16 differently, columns at an edge, or
+one thread's share). So neither a row's place counts nor an output's, and a rank that holds some outputs of a linear gets the same
+bits. Attention multiplies fixed blocks of 16 positions, so a row's sums have the same shape whatever is computed beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helexa.formats.ggml_types import dequantise
+from workers.group import Group, Parts, columns_of
 from workers.inputs import StepInputs
 from workers.ops import recurrent, sampling
 from workers.ops.protocol import (
     BLOCK_SIZE,
     Expert,
     Float32,
+    Logits,
     Matrix,
     Ops,
     RawTensor,
@@ -33,8 +36,8 @@ from workers.ops.protocol import (
     Vector,
 )
 
-TILE_ROWS = (16, 12, 8, 4, 2, 1)  # heights to try, best first
-COLUMN_CHUNK = 1024
+TILES = ((16, 64), (12, 64), (8, 64), (8, 16), (4, 16), (1, 16), (1, 1))  # (rows, columns) to try, best first
+CHUNKS_TOGETHER = 16  # that a thread computes
 ROPE_TABLE_ROWS = 1024
 
 BLAS_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -42,25 +45,39 @@ BLAS_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NU
 
 @dataclass
 class DenseMatrix:
-    """float32 (O, K), with the tile height of each of its column chunks' shape."""
+    """float32 (O, K) as `chunks` (chunks, columns of a tile, K), the last filled up with zeros."""
 
-    weight: Float32
+    chunks: Float32
+    outputs: int
     tile_rows: int
 
+    @property
+    def weight(self) -> Float32:
+        return self.chunks.reshape(-1, self.chunks.shape[-1])[: self.outputs]
 
-def probe_tile_rows(columns: int, outputs: int) -> int:
-    """The tallest tile of a (tile, K) x (K, O) product in which equal rows get equal bits at every place."""
-    random = np.random.default_rng(columns * 65537 + outputs)
-    weight = random.standard_normal((outputs, columns), dtype=np.float32)
-    row = random.standard_normal(columns, dtype=np.float32)
-    for tile in TILE_ROWS:
-        equal = np.broadcast_to(row, (tile, columns)) @ weight.T
-        alone = np.zeros((tile, columns), np.float32)
-        alone[0] = row
-        expected = (alone @ weight.T)[0].tobytes()
-        if all(equal[place].tobytes() == expected for place in range(tile)):
-            return tile
-    return 1
+
+def probe_tile(columns: int) -> tuple[int, int]:
+    """The largest (tile, K) x (K, outputs) product in which equal rows get equal bits at every place, and so do equal outputs."""
+    random = np.random.default_rng(columns)
+    for rows, outputs in TILES:
+        x = random.standard_normal((rows, columns), dtype=np.float32)
+        weight = random.standard_normal((outputs, columns), dtype=np.float32)
+        by_row = _tile_product(np.broadcast_to(x[:1], x.shape).copy(), weight)
+        by_column = _tile_product(x, np.broadcast_to(weight[:1], weight.shape).copy())
+        beside_others = _tile_product(x, weight)
+        if (
+            (by_row == beside_others[0]).all()
+            and (by_row == by_row[:1]).all()
+            and (by_column == by_column[:, :1]).all()
+            and (by_column[:, 0] == beside_others[:, 0]).all()
+        ):
+            return rows, outputs
+    return TILES[-1]
+
+
+def _tile_product(rows: Float32, weight: Float32) -> Float32:
+    product: Float32 = np.matmul(rows[None], weight[None].transpose(0, 2, 1))[0]
+    return product
 
 
 @dataclass
@@ -87,19 +104,19 @@ class ReferenceOps:
         self._states: recurrent.States | None = None
         self._logits: Float32 | None = None
         self._inputs: StepInputs | None = None
-        self._tiles: dict[tuple[int, int], int] = {}
+        self._tiles: dict[int, tuple[int, int]] = {}
+        self._group: Group | None = None
         self._rope_tables: dict[tuple[bytes, float], tuple[Float32, Float32]] = {}
 
     def matrix(self, parts: Sequence[RawTensor]) -> Matrix:
-        weight = np.concatenate([dequantise(part.type, part.data, part.shape[-1]) for part in parts])
-        outputs, columns = weight.shape
-        widths = {min(COLUMN_CHUNK, outputs - start) for start in range(0, outputs, COLUMN_CHUNK)}
-        return cast(Matrix, DenseMatrix(weight, min(self._tile(columns, width) for width in widths)))
-
-    def _tile(self, columns: int, width: int) -> int:
-        if (columns, width) not in self._tiles:
-            self._tiles[columns, width] = probe_tile_rows(columns, width)
-        return self._tiles[columns, width]
+        columns, outputs = parts[0].shape[-1], sum(part.shape[0] for part in parts)
+        if columns not in self._tiles:
+            self._tiles[columns] = probe_tile(columns)
+        tile_rows, tile_columns = self._tiles[columns]
+        chunks = np.zeros((-(-outputs // tile_columns), tile_columns, columns), np.float32)
+        dense = DenseMatrix(chunks, outputs, tile_rows)
+        np.concatenate([dequantise(part.type, part.data, columns) for part in parts], out=dense.weight)
+        return cast(Matrix, dense)
 
     def vector(self, tensor: RawTensor) -> Vector:
         return cast(Vector, dequantise(tensor.type, tensor.data, tensor.shape[-1]).reshape(-1))
@@ -128,10 +145,13 @@ class ReferenceOps:
     def use_logits_buffer(self, buffer: Float32) -> None:
         self._logits = buffer
 
+    def use_group(self, group: Group | None) -> None:
+        self._group = group
+
     def run(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> Float32:
         self._inputs = inputs
         logits = cast(Float32, forward(self))
-        if self._logits is None:
+        if self._logits is None or np.shares_memory(logits, self._logits):
             return logits
         shared = self._logits[: len(logits)]
         shared[...] = logits
@@ -164,25 +184,25 @@ class ReferenceOps:
         return cast(Value, out if bias is None else out + cast(Float32, bias))
 
     def product(self, rows: Float32, dense: DenseMatrix) -> Float32:
-        """N O: rows @ weight.T, in tiles of fixed height."""
-        count, (outputs, columns), tile = len(rows), dense.weight.shape, dense.tile_rows
+        """N O: rows @ weight.T, in tiles of one shape."""
+        count, tile, (chunks, chunk_columns, columns) = len(rows), dense.tile_rows, dense.chunks.shape
         tiles = -(-count // tile)
-        padded = np.zeros((tiles, tile, columns), np.float32)
+        padded = np.zeros((tiles, 1, tile, columns), np.float32)
         padded.reshape(-1, columns)[:count] = rows
-        out = np.empty((tiles, tile, outputs), np.float32)
+        out = np.empty((tiles, chunks, tile, chunk_columns), np.float32)
 
-        def chunk(start: int) -> None:
-            part = dense.weight[start : start + COLUMN_CHUNK].T
-            for index in range(tiles):
-                out[index, :, start : start + COLUMN_CHUNK] = padded[index] @ part
+        def some(first: int) -> None:
+            part = slice(first, first + CHUNKS_TOGETHER)
+            np.matmul(padded, dense.chunks[part].transpose(0, 2, 1), out=out[:, part])
 
-        starts = range(0, outputs, COLUMN_CHUNK)
+        starts = range(0, chunks, CHUNKS_TOGETHER)
         if self._pool is None or len(starts) == 1:
             for start in starts:
-                chunk(start)
+                some(start)
         else:
-            list(self._pool.map(chunk, starts))
-        return out.reshape(-1, outputs)[:count]
+            list(self._pool.map(some, starts))
+        whole = out.transpose(0, 2, 1, 3).reshape(tiles * tile, chunks * chunk_columns)
+        return np.ascontiguousarray(whole[:count, : dense.outputs])
 
     def norm_heads(
         self, qkv: Value, q_weight: Vector, k_weight: Vector, heads: int, kv_heads: int, head_dim: int, eps: float
@@ -259,17 +279,27 @@ class ReferenceOps:
             u = np.float32((2 / np.pi) ** 0.5) * gate * (1 + np.float32(0.044715) * gate * gate)
             return cast(Value, gate / (1 + np.exp(-2 * u)) * up)
 
-    def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
+    def moe_ffn(
+        self,
+        x: Value,
+        scores: Value,
+        experts: Sequence[Expert],
+        top_k: int,
+        normalise: bool,
+        hidden: Sequence[int] = (),
+    ) -> Value:
         rows, logits = cast(Float32, x), cast(Float32, scores)
         chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
         odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
         weights = np.take_along_axis(odds, chosen, axis=-1)
         weights /= np.add.reduce(weights if normalise else odds, axis=-1, keepdims=True)
-        parts = np.empty((len(rows), top_k, rows.shape[-1]), np.float32)
+        parts = np.empty((len(rows), top_k, cast(DenseMatrix, experts[0].down).outputs), np.float32)
         for index in np.unique(chosen):
             where = np.nonzero(chosen == index)
-            gate_up = self.linear(cast(Value, rows[where[0]]), experts[index].gate_up)
-            parts[where] = cast(Float32, self.linear(self.silu_mul(gate_up), experts[index].down))
+            between = self.silu_mul(self.linear(cast(Value, rows[where[0]]), experts[index].gate_up))
+            if hidden:
+                between = self.all_gather(between, [hidden])
+            parts[where] = cast(Float32, self.linear(between, experts[index].down))
         total: Float32 = weights[:, 0, None] * parts[:, 0]
         for rank in range(1, top_k):
             total += weights[:, rank, None] * parts[:, rank]
@@ -277,6 +307,31 @@ class ReferenceOps:
 
     def gather_logit_rows(self, x: Value) -> Value:
         return cast(Value, cast(Float32, x)[self._step.logit_rows])
+
+    @property
+    def _ranks(self) -> Group:
+        assert self._group is not None, "use_group comes first"
+        return self._group
+
+    def all_gather(self, x: Value, parts: Parts) -> Value:
+        return cast(Value, self._ranks.gather(cast(Float32, x), parts))
+
+    def embed_across(self, table: Matrix, first_id: int) -> Value:
+        weight, ids = cast(DenseMatrix, table).weight, self._step.token_ids - first_id
+
+        def write(region: Float32, first: int) -> None:
+            wanted = ids[first : first + len(region)]
+            here = (wanted >= 0) & (wanted < len(weight))
+            region[here] = weight[wanted[here]]
+
+        return cast(Value, self._ranks.put_together(len(ids), weight.shape[1], write))
+
+    def gather_logits(self, x: Value, widths: Sequence[int]) -> Value:
+        rows, ranks = cast(Float32, x), self._ranks
+        ranks.logits[: len(rows), columns_of([widths], ranks.rank)] = rows
+        if len(rows):
+            ranks.meet()
+        return cast(Value, ranks.logits[: len(rows) if ranks.rank == 0 else 0])
 
     def _each_state(self) -> Iterator[tuple[slice, int, bool]]:
         """Rows, slot, and whether they begin the sequence, of each sequence with rows."""
@@ -317,8 +372,8 @@ class ReferenceOps:
     def sigmoid_mul(self, x: Value, gate: Value) -> Value:
         return cast(Value, cast(Float32, x) * recurrent.sigmoid(cast(Float32, gate)))
 
-    def sample(self, logits: Float32, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
-        return sampling.sample(logits, rows)
+    def sample(self, logits: Logits, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
+        return sampling.sample(np.asarray(logits, np.float32), rows)
 
 
 def _rotate(x: Float32, cos: Float32, sin: Float32, neox: bool) -> Float32:

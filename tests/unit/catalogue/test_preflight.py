@@ -15,6 +15,7 @@ from tiny_model import write_tiny_model
 from vocabularies import byte_level_tokenizer, write_tokenizer
 
 from helexa import config as configuration
+from helexa.catalogue.memory_plan import PROCESS_BYTES
 from helexa.catalogue.preflight import PreflightError, Wishes, check
 from helexa.commands import preflight as command
 from workers.models.registry import ARCHITECTURES
@@ -146,6 +147,9 @@ def test_suggestions(tmp_path: Path, write_folder: FolderWriter) -> None:
         check("m", path, Wishes(quant="q40"), ROOM, ARCHITECTURES)
     assert caught.value.suggestion == "did you mean q4_0?"
     with pytest.raises(PreflightError) as caught:
+        check("m", path, Wishes(ranks=3), ROOM, ARCHITECTURES)
+    assert caught.value.suggestion == "set devices.tensor_parallel (--tensor-parallel) to at most 2"
+    with pytest.raises(PreflightError) as caught:
         check("m", path, Wishes(), 1000, ARCHITECTURES)
     assert 'set quant (such as "q4_0")' in caught.value.suggestion
 
@@ -157,8 +161,10 @@ def test_what_passes(tmp_path: Path, write_folder: FolderWriter) -> None:
     assert plain.weight_bytes == 4 * plain.parameters and plain.needed_bytes > plain.weight_bytes
     quantised = check("m", tmp_path / "tiny.gguf", Wishes(quant="q8_0"), ROOM, ARCHITECTURES)
     assert quantised.weight_bytes < plain.weight_bytes
-    small = check("m", tmp_path / "tiny.gguf", Wishes(context=64, ranks=2), ROOM, ARCHITECTURES)
+    small = check("m", tmp_path / "tiny.gguf", Wishes(context=64), ROOM, ARCHITECTURES)
     assert small.needed_bytes < plain.needed_bytes and small.context == 64
+    split = check("m", tmp_path / "tiny.gguf", Wishes(ranks=2), ROOM, ARCHITECTURES)
+    assert split.needed_bytes == plain.needed_bytes + PROCESS_BYTES and split.weight_bytes == plain.weight_bytes
     packed = tiny(tmp_path, quant="Q8_0")
     floats = check("m", packed, Wishes(float_weights=True), ROOM, ARCHITECTURES)
     assert floats.weight_bytes == plain.weight_bytes > check("m", packed, Wishes(), ROOM, ARCHITECTURES).weight_bytes
@@ -189,6 +195,6 @@ def test_the_command(tmp_path: Path, golden: Callable[[str, str], None]) -> None
     code, text = output(configured(), as_json=True)
     assert code == 0 and json.loads(text)["ok"] is True and json.loads(text)["context"] == 512
     code, text = output(configured(), as_json=True, ranks=5)
-    assert code == 1
+    assert code == 1 and output(configured(**{"devices.tensor_parallel": 5}), as_json=True) == (code, text)
     document = json.loads(text)
     assert (document["ok"], document["kind"], document["model_id"]) == (False, "tensor_parallel", str(path))

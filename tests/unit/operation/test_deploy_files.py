@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helexa import cli
 from helexa import config as configuration
+from helexa.config_tables import Server
 from helexa.keys.key_limits import Usage
 from helexa.metrics import Metrics
 from helexa.scheduler.roster import Roster
@@ -93,7 +94,7 @@ def test_dockerfiles_follow_the_rules(name):
     assert last["USER"].partition(":")[0].isdigit() and last["USER"] != "0"
     assert json.loads(last["ENTRYPOINT"]) == ["helexa"]
     parses_as_command(json.loads(last["CMD"]))
-    assert last["STOPSIGNAL"] == "SIGTERM" and last["EXPOSE"] == str(configuration.Server().port)
+    assert last["STOPSIGNAL"] == "SIGTERM" and last["EXPOSE"] == str(Server().port)
     assert "/health" in last["HEALTHCHECK"]
 
 
@@ -133,7 +134,7 @@ def test_the_systemd_unit():
         words = shlex.split(command)
         assert words[0].startswith("/") and words[0].endswith("/helexa")
         parses_as_command(words[1:])
-    assert int(service["TimeoutStopSec"]) > configuration.Server().drain_s
+    assert int(service["TimeoutStopSec"]) > Server().drain_s
     assert service["RestartPreventExitStatus"] == "2" and service["KillMode"] == "mixed"
     assert {"XDG_RUNTIME_DIR=/run/helexa", "HELEXA_CONFIG=/etc/helexa/helexa.toml"} <= set(
         re.findall(r"^Environment=(.*)$", text, re.M)
@@ -154,7 +155,7 @@ def test_the_compose_file():
     helexa, page = compose["services"]["helexa"], compose["services"]["page"]
     assert (DEPLOY / helexa["build"]["context"] / helexa["build"]["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
     parses_as_command(helexa["command"])
-    assert int(helexa["stop_grace_period"].removesuffix("s")) > configuration.Server().drain_s
+    assert int(helexa["stop_grace_period"].removesuffix("s")) > Server().drain_s
     assert "/ready" in helexa["healthcheck"]["test"][-1]
     assert page["environment"]["OPENAI_API_BASE_URL"] == "http://helexa:8000/v1"
     assert "HELEXA_API_KEY" in page["environment"]["OPENAI_API_KEY"]
@@ -180,7 +181,7 @@ def test_the_kubernetes_manifest():
         assert {mount["name"] for mount in one["volumeMounts"]} <= volumes
         assert one["securityContext"]["readOnlyRootFilesystem"] and not one["securityContext"]["allowPrivilegeEscalation"]
     assert pod["securityContext"]["runAsNonRoot"]
-    assert pod["terminationGracePeriodSeconds"] > configuration.Server().drain_s
+    assert pod["terminationGracePeriodSeconds"] > Server().drain_s
     labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert objects["Service"]["spec"]["selector"].items() <= labels.items()
     text = objects["ConfigMap"]["data"]["helexa.toml"]
@@ -200,7 +201,7 @@ def test_the_nginx_site_passes_streams_on():
     assert all(line.endswith((";", "{", "}")) for line in lines)
     assert {"proxy_buffering off;", "gzip off;", "proxy_http_version 1.1;"} <= set(lines)
     timeout = next(line for line in lines if line.startswith("proxy_read_timeout"))
-    assert int(re.findall(r"\d+", timeout)[0]) > configuration.Server().drain_s
+    assert int(re.findall(r"\d+", timeout)[0]) > Server().drain_s
 
 
 # Prometheus and Grafana

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engine_driver import CLIENT, generate
 
-from helexa.config import Admission, Cache, Config
+from helexa.config_tables import Admission, Cache, Config
 from helexa.errors import RequestError
 from helexa.scheduler.engine import Engine
 from ipc.leash_messages import ServeModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helexa import exposure
-from helexa.config import Config, Keys, Server
+from helexa.config_tables import Config, Keys, Server
 from helexa.keys import key_file
 from helexa.keys.key_file import KeyFileError
 

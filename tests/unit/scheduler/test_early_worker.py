@@ -18,8 +18,6 @@ from ipc.leash_messages import ServeModel
 from ipc.messages import PROTOCOL_VERSION, Load, Register
 from ipc.sockets import Closed, Link
 
-STEP_S = 120.0
-
 
 class Scheduler:
     """The part of a scheduler process that workers meet."""
@@ -27,20 +25,24 @@ class Scheduler:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "workers.sock"
         self.roster = Roster()
-        self.links = WorkerLinks(
-            self.path, self.roster, Metrics(self.roster), WatchedTime(0.0), lambda _message: None, lambda _engine, _before: None
-        )
+        self.closed: list[int] = []
+        told = (lambda _message: None, lambda _engine, _before: None, self.closed.append)
+        self.links = WorkerLinks(self.path, self.roster, Metrics(self.roster), WatchedTime(0.0), *told)
 
     def told_of(self, name: str, instance: int) -> list[int]:
+        """Which connections are closed for it."""
         self.roster.add(Engine(ServeModel(name, f"file:{name}", {"gguf": name}, True, "", instance), Config(), 7, 0))
-        return self.links.serve(instance, 0.0)
+        before = list(self.closed)
+        self.links.serve(instance, 0.0)
+        return self.closed[len(before) :]
 
     def meet(self, model: str, instance: int) -> tuple[Link, bool]:
         """A worker's connection, and whether it was kept once its first words were read."""
         worker = sockets.connect(str(self.path), codec.decode_to_worker)
         fd = self.links.accept()
         worker.send(Register(model, 0, os.getpid(), PROTOCOL_VERSION, instance))
-        return worker, self.links.read(fd, 0.0, STEP_S)
+        self.links.read(fd, 0.0)
+        return worker, fd in self.links
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from engine_driver import CLIENT, generate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.config import Admission, Config
+from helexa.config_tables import Admission, Config
 from helexa.errors import RequestError
 from helexa.scheduler.engine import Engine
 from helexa.scheduler.residency import GRACE_S, RETRY_S, Residency, Resident, Room, make_room

@@ -24,6 +24,7 @@ class Fake:
     """A running service whose only counter rises by one a look."""
 
     ops = "ops"
+    ranks = 1
     client = cast(Client, None)
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from helexa.verify.driving import Observed
 from helexa.verify.settings import Seen
 
 ASKS = make_asks(64, 259, 1024, 24)
-PROGRAMMES = {"full": settings.full(ASKS), "quick": settings.quick(make_asks(8, 259, 1024, 24))}
+PROGRAMMES = {"full": settings.full(ASKS, 2), "quick": settings.quick(make_asks(8, 259, 1024, 24), 3)}
 
 
 def seen(before: dict[str, int] | None = None, after: dict[str, int] | None = None, **changes: object) -> Seen:
@@ -104,3 +104,13 @@ def test_cached_tokens_are_counted_on_both_sides():
     assert settings.cached(seen({}, {"cached_tokens": 32}, observed=Observed([], 32))).holds
     assert not settings.cached(seen({}, {"cached_tokens": 16}, observed=Observed([], 32))).holds
     assert not settings.cached(seen()).holds
+
+
+def test_ranks_are_those_that_the_model_has_heads_for():
+    """Two, where they are possible; else the setting is run on one, and is not served."""
+    flags = [service.flags.get("devices.tensor_parallel") for service in settings.full(ASKS, 8).services]
+    assert flags[-1] == 2 and set(flags[:-1]) == {None}
+    assert settings.full(ASKS, 1).services[-1].flags["devices.tensor_parallel"] == 1
+    witness = settings.on_ranks(seen(after={"steps": 9}, ranks=2))
+    assert (witness.holds, witness.text) == (True, "2 ranks")
+    assert settings.on_ranks(seen(after={"steps": 9}, ranks=1)).not_served

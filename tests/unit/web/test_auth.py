@@ -12,7 +12,7 @@ from asgi_client import Client, lifespan
 from byte_text import load_byte_text
 from fake_scheduler import FakeScheduler, model_info
 
-from helexa.config import Config, Keys
+from helexa.config_tables import Config, Keys
 from helexa.keys import key_file
 from helexa.web.app import create_app
 from ipc.messages import Generate
@@ -147,7 +147,7 @@ def test_a_key_file_that_goes_bad_lets_nobody_in(tmp_path, made):
 
 def test_a_preflight_needs_no_key(tmp_path, made):
     """A browser asks it without one; nothing is served by it."""
-    from helexa.config import Server
+    from helexa.config_tables import Server
 
     async def main() -> None:
         config = Config(server=Server(cors_origins=["https://chat.example"]), keys=Keys(file=str(tmp_path / "keys.json")))

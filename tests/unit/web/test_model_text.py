@@ -16,7 +16,7 @@ from fake_scheduler import model_info
 from safetensors.numpy import save_file
 from vocabularies import byte_level_tokenizer, write_tokenizer
 
-from helexa.config import Sampling
+from helexa.config_tables import Sampling
 from helexa.errors import RequestError
 from helexa.text.generation_defaults import GenerationDefaults
 from helexa.web.model_text import ModelText, ModelTexts, read_model_text

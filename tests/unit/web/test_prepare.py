@@ -9,7 +9,7 @@ import pytest
 from byte_text import ByteTokenizer, PlainTemplate
 from fake_scheduler import model_info
 
-from helexa.config import Sampling
+from helexa.config_tables import Sampling
 from helexa.errors import RequestError
 from helexa.web.model_text import ModelText
 from helexa.web.prepare import SEED_MASK, choice_seed, prepare, request_seed

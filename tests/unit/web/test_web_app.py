@@ -17,7 +17,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from wire_replies import strict
 
-from helexa.config import Config, Server, Streaming
+from helexa.config_tables import Config, Server, Streaming
 from helexa.web import generate
 from helexa.web.app import create_app
 from helexa.web.prepare import choice_seed

@@ -19,7 +19,7 @@ from openai.types.responses import Response as ResponseDocument
 from openai.types.responses import ResponseStreamEvent
 from wire_replies import strict
 
-from helexa.config import Config, Server
+from helexa.config_tables import Config, Server
 from helexa.web.app import create_app
 from ipc.messages import Generate, ModelInfo
 

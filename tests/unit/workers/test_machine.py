@@ -75,6 +75,21 @@ def test_threads(tmp_path, files, affinity, wanted, count, note):
     assert found.count == count and note in found.note
 
 
+@pytest.mark.parametrize(
+    ("ranks", "wanted", "count", "note"),
+    [
+        (2, 0, 2, "2 for each of 2 ranks, of 4 of 8 CPUs"),
+        (3, 0, 1, "1 for each of 3"),
+        (9, 0, 1, "9 ranks"),
+        (2, 3, 3, "cpu.threads"),
+    ],
+)
+def test_ranks_share_the_cores(tmp_path: Path, ranks: int, wanted: int, count: int, note: str) -> None:
+    """Evenly, at least one each, and the reason says so; a number that is configured is each rank's."""
+    found = machine.threads(tree(tmp_path, FOUR_CORES), set(range(8)), wanted, ranks)
+    assert found.count == count and note in found.note
+
+
 GIB = 2**30
 MEMINFO = {"proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 20971520 kB\n"}  # 20 GiB
 

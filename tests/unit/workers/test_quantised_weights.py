@@ -16,8 +16,8 @@ from helexa.errors import ModelFileError
 from helexa.formats.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from helexa.formats.ggml_types import dequantise
 from helexa.formats.quantise import QUANTS, quantise
+from workers.loading import system_fingerprint
 from workers.ops.reference import ReferenceOps
-from workers.process import system_fingerprint
 from workers.weights import quant_cache, quantised
 from workers.weights.opening import Quantising, open_model
 from workers.weights.quantised import QuantisedCheckpoint, quantised_info
@@ -86,6 +86,33 @@ def test_values_are_the_quantisers(model: Path, quant: str, monkeypatch: pytest.
             assert data == quantise(type, dequantise(before.type, source.data(name), before.shape[1])).tobytes()
     tensor = Tensors(made).take("blk.0.ffn_down.weight", (256, 96))
     assert tensor.type == ("Q5_0" if quant == "q4k" else QUANTS[quant])
+
+
+def test_rows_alone_are_quantised(model: Path, tmp_path: Path) -> None:
+    """A rank's rows have the bytes they have among all, and no others are made; from the cache of one that keeps, too, where nothing is
+    left by one that does not."""
+    done: list[int] = []
+
+    def one_that_does_not_keep() -> QuantisedCheckpoint:
+        source = open_checkpoint(model)
+        return QuantisedCheckpoint(source, "q8_0", 1, lambda count, _: done.append(count), tmp_path / "cache", LIMIT, keeps=False)
+
+    name, columns, kept = "blk.0.ffn_down.weight", 96, "token_embd.weight"
+    expected = contents(opened(model, "q8_0"))
+    size = len(expected[name][1]) // 256
+    rows = one_that_does_not_keep()
+    assert rows.data_of_rows(name, 16, 48).tobytes() == expected[name][1][16 * size : 48 * size] and done == [32 * columns]
+    assert rows.data_of_rows(kept, 3, 5).tobytes() == expected[kept][1][3 * 1024 : 5 * 1024] and len(done) == 1
+    rows.finish()
+    assert not (tmp_path / "cache").exists()
+    keeping = opened(model, "q8_0", tmp_path / "cache")
+    assert keeping.data_of_rows(name, 16, 48).tobytes() == expected[name][1][16 * size : 48 * size]
+    for other in expected.keys() - {name}:
+        keeping.data(other)
+    keeping.finish()
+    rows = one_that_does_not_keep()
+    assert rows.from_cache
+    assert rows.data_of_rows(name, 16, 48).tobytes() == expected[name][1][16 * size : 48 * size] and len(done) == 1
 
 
 def test_progress_is_told(model: Path) -> None:

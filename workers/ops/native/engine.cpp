@@ -52,8 +52,9 @@ const char* Engine::run(const helexa_op* ops, int count, const helexa_inputs& in
     if (const char* wrong = check_state(ops, count, inputs)) return wrong;
     const FloatMode mode;
     inputs_ = &inputs;
-    for (int i = 0; i < count; i++) run_op(ops[i]);
-    return nullptr;
+    left_ = false;
+    for (int i = 0; i < count && !left_; i++) run_op(ops[i]);
+    return left_ ? "a rank has left the group" : nullptr;
 }
 
 // row(i, out) computes an output row; it is then quantised where the op asks for that.
@@ -115,6 +116,9 @@ void Engine::run_op(const helexa_op& op) {
         case HELEXA_LINEAR_SILU: return linear_gated(op, kernels_.silu_mul);
         case HELEXA_LINEAR_GELU: return linear_gated(op, kernels_.gelu_mul);
         case HELEXA_MOE: return experts(op);
+        case HELEXA_ALL_GATHER: return all_gather(op);
+        case HELEXA_EMBED_ACROSS: return embed_across(op);
+        case HELEXA_GATHER_LOGITS: return gather_logits(op);
         case HELEXA_ROPE_KV: return rope_kv(op);
         case HELEXA_ATTENTION: return attention(op);
         case HELEXA_CAUSAL_CONV: return causal_conv(op);

@@ -4,6 +4,7 @@
 
 #include "dividing.h"
 #include "experts.h"
+#include "group.h"
 #include "kernels.h"
 #include "pool.h"
 #include "sampling.h"
@@ -16,7 +17,8 @@ public:
 
     void set_kv(const helexa_kv& kv) { kv_ = kv; }
     void set_state(const helexa_state& state) { state_ = state; }
-    // Null, or what is wrong with the inputs; then nothing ran.
+    void set_group(const helexa_group& group) { group_.set(group); }
+    // Null, or what is wrong with the inputs, and then nothing ran; or that a rank left on the way.
     const char* run(const helexa_op* ops, int count, const helexa_inputs& inputs);
     void sample(const float* logits, int rows, int vocab, size_t stride, const helexa_sample_rows& rules, int32_t* ids);
 
@@ -45,9 +47,17 @@ private:
     float* state_of(int sequence, int layer) const;
     template <class Work> void each_sequence_part(int items, const Work& work);
 
+    // group.cpp
+    template <class Write, class Read> void across_ranks(int rows, int width, const Write& write, const Read& read);
+    void all_gather(const helexa_op& op);
+    void embed_across(const helexa_op& op);
+    void gather_logits(const helexa_op& op);
+    void gather_hidden(const helexa_pieces& pieces);
+
     int rows_of(const helexa_op& op) const { return op.on_logit_rows ? inputs_->logit_rows : inputs_->rows; }
     template <class Row> void each_row(const helexa_op& op, int cost, const Row& row);
     template <class Row> void each_row_quantised(const helexa_op& op, int cost, const Row& row);
+    template <class Row> void each_panel_row(int rows, int cost, const Row& row);
     uint8_t* kv_head(int layer, int block, int head) const;
 
     const Kernels& kernels_;
@@ -59,6 +69,8 @@ private:
     std::vector<std::vector<float>> row_scratch_;  // a thread each: an output row that nobody reads as floats
     std::vector<AttentionTile> tiles_;
     ExpertScratch experts_;
+    Group group_;
+    bool left_ = false;  // a rank has left the group, in the step in hand
 };
 
 // Rows of one panel of quantised activations share cache lines, so they stay on one thread.
@@ -69,6 +81,16 @@ template <class Row> void Engine::each_row(const helexa_op& op, int cost, const 
     pool_.run(chunks, [&](int chunk, int thread) {
         const int end = std::min(rows, together * first_of(chunk + 1, chunks, items));
         for (int i = together * first_of(chunk, chunks, items); i < end; i++) row(i, thread);
+    });
+}
+
+// row(i) for rows by themselves, those of one panel on one thread.
+template <class Row> void Engine::each_panel_row(int rows, int cost, const Row& row) {
+    const int panels = (rows + kPanelRows - 1) / kPanelRows;
+    const int chunks = static_cast<int64_t>(rows) * cost < kSerialCost ? 1 : chunks_for(panels, pool_.threads());
+    pool_.run(chunks, [&](int chunk, int) {
+        const int end = std::min(rows, kPanelRows * first_of(chunk + 1, chunks, panels));
+        for (int i = kPanelRows * first_of(chunk, chunks, panels); i < end; i++) row(i);
     });
 }
 

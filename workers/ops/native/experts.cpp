@@ -120,7 +120,8 @@ void Engine::make_expert_rows(const helexa_linear* weights, int count, ExpertRow
 
 void Engine::experts(const helexa_op& op) {
     const helexa_experts& experts = *op.experts;
-    const int rows = rows_of(op), width = op.width, hidden = experts.down[0].inputs, top_k = experts.top_k;
+    const int rows = rows_of(op), width = op.width, top_k = experts.top_k;
+    const int inputs = experts.gate_up[0].inputs, hidden = experts.gate_up[0].outputs / 2;
     ExpertScratch& s = experts_;
     if (rows == 0) return;
     choose_experts(op);
@@ -128,23 +129,28 @@ void Engine::experts(const helexa_op& op) {
     const size_t slots = s.row_of_slot.size();
 
     make_expert_rows(experts.gate_up, experts.count, s.inputs);
-    each_slot(width, [&](int slot) {
-        const float* x = row_of(op.x, s.row_of_slot[static_cast<size_t>(slot)], width);
-        std::copy(x, x + width, row_of(s.inputs.floats.data(), slot, width));
+    each_slot(inputs, [&](int slot) {
+        const float* x = row_of(op.x, s.row_of_slot[static_cast<size_t>(slot)], inputs);
+        std::copy(x, x + inputs, row_of(s.inputs.floats.data(), slot, inputs));
         if (s.inputs.wants_quantised)
-            kernels_.quantise(x, width, panel_of(s.inputs.quantised.data(), slot, width), slot % kPanelRows);
+            kernels_.quantise(x, inputs, panel_of(s.inputs.quantised.data(), slot, inputs), slot % kPanelRows);
     });
     grow(s.gate_up, slots * 2 * static_cast<size_t>(hidden));
     expert_linears(experts.gate_up, s.inputs, s.gate_up.data());
 
     make_expert_rows(experts.down, experts.count, s.hidden);
-    each_slot(2 * hidden, [&](int slot) {
+    const auto join_sides = [&](int slot) {
         const float* gate = row_of(s.gate_up.data(), slot, 2 * hidden);
         float* out = row_of(s.hidden.floats.data(), slot, hidden);
         kernels_.silu_mul(gate, gate + hidden, hidden, out);
         if (s.hidden.wants_quantised)
             kernels_.quantise(out, hidden, panel_of(s.hidden.quantised.data(), slot, hidden), slot % kPanelRows);
-    });
+    };
+    if (experts.hidden != nullptr)
+        gather_hidden(*experts.hidden);
+    else
+        each_slot(2 * hidden, join_sides);
+    if (left_) return;
     grow(s.outputs, slots * static_cast<size_t>(width));
     expert_linears(experts.down, s.hidden, s.outputs.data());
 

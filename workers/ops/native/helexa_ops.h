@@ -49,13 +49,33 @@ typedef struct helexa_rope {
     const float* sin;
 } helexa_rope;
 
+/* Where the columns that this rank holds lie in a row of `width` that all ranks hold together: `count` pieces, side by side here,
+ * the i-th of `widths[i]` columns from column `starts[i]` of the whole row. */
+typedef struct helexa_pieces {
+    int32_t width, count;
+    const int32_t* starts;
+    const int32_t* widths;
+} helexa_pieces;
+
 /* A mixture of experts: linears of gate and up, and of down, one each an expert, all experts of one shape. `normalise`: the
- * weights of the `top_k` that are chosen sum to 1. */
+ * weights of the `top_k` that are chosen sum to 1. `hidden`: where each rank holds some columns of what is between the linears,
+ * which ones are here; null where all are. */
 typedef struct helexa_experts {
     int32_t count, top_k, normalise;
     const helexa_linear* gate_up;
     const helexa_linear* down;
+    const helexa_pieces* hidden;
 } helexa_experts;
+
+/* What the ranks of a model share, laid out as workers/group.py says: `board` is a line of 64 bytes a rank, `regions` are two of
+ * `region_floats` each, `logits` is rank 0's buffer. `spins`: rounds a rank looks at another's line before it sleeps. */
+typedef struct helexa_group {
+    int32_t rank, ranks, spins;
+    void* board;
+    float* regions;
+    size_t region_floats;
+    float* logits;
+} helexa_group;
 
 /* The paged KV cache: [layers][blocks][kv_heads][head block], see layout.h. */
 typedef struct helexa_kv {
@@ -103,6 +123,11 @@ enum helexa_op_kind {
     HELEXA_NORM_HEADS = 14,  /* out = x with each query head normed by `vector`, each key head by `vector2` */
     HELEXA_MOE = 15,         /* out = the weighted sum of the experts that a row's scores y choose, each of x */
 
+    /* Between ranks. Each of these meets all of them. */
+    HELEXA_ALL_GATHER = 16,    /* out = the whole rows of which each rank has `pieces` in its x */
+    HELEXA_EMBED_ACROSS = 17,  /* as embed, where `linear` holds rows from token id `first_id` on, and other ranks hold the others */
+    HELEXA_GATHER_LOGITS = 18, /* rank 0's buffer = the whole rows, as in all_gather; out = that, on rank 0 alone */
+
     /* Of recurrent layers. A sequence whose first row is position 0 starts from zeros. */
     HELEXA_CAUSAL_CONV = 32, /* out = silu(causal depthwise convolution of x with vector), and moves the layer's state on */
     HELEXA_GDN_GATES = 33,   /* x holds b then a of each head: out = sigmoid(b), then vector * softplus(a + vector2) */
@@ -112,7 +137,7 @@ enum helexa_op_kind {
 };
 
 /* One op of a step program. `width` is the columns of its output. Scale, soft_cap and norm_heads may work in place. Any op but a
- * linear, embed or gather may also quantise its output; then `out` may be null if nothing reads it as floats. A fused linear's
+ * linear or an embedding may also quantise its output; then `out` may be null if nothing reads it as floats. A fused linear's
  * segments are multiples of 32 wide. */
 typedef struct helexa_op {
     int32_t kind;
@@ -133,6 +158,8 @@ typedef struct helexa_op {
     float scale, soft_cap;
     int32_t window;
     const helexa_experts* experts;
+    const helexa_pieces* pieces;
+    int32_t first_id;
 } helexa_op;
 
 typedef struct helexa_sample_rows {
@@ -157,6 +184,8 @@ helexa_engine* helexa_engine_new(const char* isa, int32_t threads, int32_t spins
 void helexa_engine_free(helexa_engine* engine);
 void helexa_engine_set_kv(helexa_engine* engine, const helexa_kv* kv);
 void helexa_engine_set_state(helexa_engine* engine, const helexa_state* state);
+/* The ranks that ops between ranks meet from now on; null: there are none. */
+void helexa_engine_set_group(helexa_engine* engine, const helexa_group* group);
 
 /* Bytes of a packed segment, 0 for a type or shape that cannot be packed. */
 size_t helexa_packed_bytes(int32_t type, int32_t rows, int32_t columns);
@@ -171,7 +200,7 @@ size_t helexa_kv_block_bytes(int32_t kv_heads, int32_t head_dim);
 /* Bytes of one slot of recurrent state. */
 size_t helexa_state_bytes(const helexa_state* state);
 
-/* Runs ops in order. Null, or what is wrong with the inputs; then nothing ran. */
+/* Runs ops in order. Null, or what is wrong with the inputs, and then nothing ran; or that a rank left the group on the way. */
 const char* helexa_run(helexa_engine* engine, const helexa_op* ops, int32_t count, const helexa_inputs* inputs);
 
 /* Draws a token for each of `rows` rows of logits; -1 where a row has a NaN, +infinity or no finite value. */

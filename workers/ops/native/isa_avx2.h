@@ -12,6 +12,7 @@ struct Avx2 {
     static constexpr int kTileRows = 4;
     static constexpr int kChains = 1;
     static constexpr int kFloatTileRows = 4;
+    static constexpr int kFloatGroups = 1;    // groups of 16 columns of a float tile
     static constexpr int kScoreBlocks = 6;  // score vectors that are summed at once
 
     struct F {
@@ -130,12 +131,24 @@ struct Avx2 {
     }
 
     using Pairs = I;
-    template <int Part> static Pairs nibble_pairs(const uint16_t (*q)[2]) {
-        const I words = load_bytes(q);
-        if constexpr (Part == 3)
-            return {_mm256_srli_epi16(words.a, 12), _mm256_srli_epi16(words.b, 12)};
-        else
-            return both(words, {_mm256_set1_epi16(15 << 4 * Part), _mm256_set1_epi16(15 << 4 * Part)});
+    static Pairs words(const uint16_t (*q)[2]) { return load_bytes(q); }
+    static Pairs keep(Pairs w, uint16_t mask) {
+        const __m256i m = _mm256_set1_epi16(static_cast<int16_t>(mask));
+        return both(w, {m, m});
+    }
+    static Pairs join(Pairs a, Pairs b) { return {_mm256_or_si256(a.a, b.a), _mm256_or_si256(a.b, b.b)}; }
+    static Pairs less(Pairs w, int16_t n) {
+        const __m256i m = _mm256_set1_epi16(n);
+        return {_mm256_sub_epi16(w.a, m), _mm256_sub_epi16(w.b, m)};
+    }
+    template <int Up> static Pairs move(Pairs w) {
+        if constexpr (Up > 0) return {_mm256_slli_epi16(w.a, Up), _mm256_slli_epi16(w.b, Up)};
+        if constexpr (Up < 0) return {_mm256_srli_epi16(w.a, -Up), _mm256_srli_epi16(w.b, -Up)};
+        return w;
+    }
+    static void store_words(uint16_t (*q)[2], Pairs w) {
+        __m256i* to = reinterpret_cast<__m256i*>(q);
+        _mm256_storeu_si256(to, w.a), _mm256_storeu_si256(to + 1, w.b);
     }
     static Pairs byte_pairs(const int8_t (*q)[2]) {
         return {_mm256_cvtepi8_epi16(load128(q)), _mm256_cvtepi8_epi16(load128(q + 8))};

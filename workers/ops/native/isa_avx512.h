@@ -12,6 +12,7 @@ struct Avx512 {
     static constexpr int kTileRows = 8;       // rows of a quantised tile
     static constexpr int kChains = 2;         // sums of products that a block has under way
     static constexpr int kFloatTileRows = 8;  // rows of a float tile
+    static constexpr int kFloatGroups = 2;    // groups of 16 columns of a float tile
     static constexpr int kScoreBlocks = 12;   // score vectors that are summed at once
 
     using F = __m512;
@@ -93,15 +94,18 @@ struct Avx512 {
         return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
     }
 
-    // Pairs of 16-bit weights of 16 columns: the nibbles `Part` of both words, those of part 1 times 16, of part 2 times 256.
+    // Pairs of 16-bit words of 16 columns, which are weights once they are unpacked.
     using Pairs = I;
-    template <int Part> static Pairs nibble_pairs(const uint16_t (*q)[2]) {
-        const I words = _mm512_loadu_si512(q);
-        if constexpr (Part == 3)
-            return _mm512_srli_epi16(words, 12);
-        else
-            return _mm512_and_si512(words, _mm512_set1_epi16(15 << 4 * Part));
+    static Pairs words(const uint16_t (*q)[2]) { return _mm512_loadu_si512(q); }
+    static Pairs keep(Pairs w, uint16_t mask) { return _mm512_and_si512(w, _mm512_set1_epi16(static_cast<int16_t>(mask))); }
+    static Pairs join(Pairs a, Pairs b) { return _mm512_or_si512(a, b); }
+    static Pairs less(Pairs w, int16_t n) { return _mm512_sub_epi16(w, _mm512_set1_epi16(n)); }
+    template <int Up> static Pairs move(Pairs w) {  // bits to the left, or to the right where Up < 0
+        if constexpr (Up > 0) return _mm512_slli_epi16(w, Up);
+        if constexpr (Up < 0) return _mm512_srli_epi16(w, -Up);
+        return w;
     }
+    static void store_words(uint16_t (*q)[2], Pairs w) { _mm512_storeu_si512(q, w); }
     static Pairs byte_pairs(const int8_t (*q)[2]) {
         return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)));
     }

@@ -13,6 +13,7 @@ struct Portable {
     static constexpr int kTileRows = 1;
     static constexpr int kChains = 1;
     static constexpr int kFloatTileRows = 1;
+    static constexpr int kFloatGroups = 1;    // groups of 16 columns of a float tile
     static constexpr int kScoreBlocks = 1;
     static constexpr int kN = 16;
 
@@ -200,12 +201,27 @@ struct Portable {
     struct Pairs {
         int16_t v[kN][2];
     };
-    template <int Part> static Pairs nibble_pairs(const uint16_t (*q)[2]) {
+    static Pairs words(const uint16_t (*q)[2]) {
         Pairs w;
-        for (int i = 0; i < kN; i++)
-            for (int k = 0; k < 2; k++) w.v[i][k] = static_cast<int16_t>(Part == 3 ? q[i][k] >> 12 : q[i][k] & (15 << 4 * Part));
+        std::memcpy(w.v, q, sizeof w.v);
         return w;
     }
+    static Pairs keep(const Pairs& w, uint16_t mask) {
+        return each_word([&](int i, int k) { return w.v[i][k] & mask; });
+    }
+    static Pairs join(const Pairs& a, const Pairs& b) {
+        return each_word([&](int i, int k) { return a.v[i][k] | b.v[i][k]; });
+    }
+    static Pairs less(const Pairs& w, int16_t n) {
+        return each_word([&](int i, int k) { return w.v[i][k] - n; });
+    }
+    template <int Up> static Pairs move(const Pairs& w) {
+        return each_word([&](int i, int k) {
+            const int word = static_cast<uint16_t>(w.v[i][k]);
+            return Up > 0 ? word << (Up > 0 ? Up : 0) : word >> (Up < 0 ? -Up : 0);
+        });
+    }
+    static void store_words(uint16_t (*q)[2], const Pairs& w) { std::memcpy(q, w.v, sizeof w.v); }
     static Pairs byte_pairs(const int8_t (*q)[2]) {
         Pairs w;
         for (int i = 0; i < kN; i++) w.v[i][0] = q[i][0], w.v[i][1] = q[i][1];
@@ -217,6 +233,12 @@ struct Portable {
     }
 
 private:
+    template <class Word> static Pairs each_word(const Word& word) {
+        Pairs w;
+        for (int i = 0; i < kN; i++)
+            for (int k = 0; k < 2; k++) w.v[i][k] = static_cast<int16_t>(word(i, k));
+        return w;
+    }
     static uint32_t word(int32_t x) { return static_cast<uint32_t>(x); }
     static int32_t wrap(uint32_t x) { return static_cast<int32_t>(x); }
 };

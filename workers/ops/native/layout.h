@@ -18,8 +18,9 @@ constexpr int kMaxHeadDim = 256;
 struct ActivationBlock {
     int16_t q[kPanelRows][kQuantBlock];
     float scale[kPanelRows];
-    float total[kPanelRows];     // scale * sum of q: what a minimum is multiplied by
-    int32_t offset[kPanelRows];  // -8 * sum of q: what turns unsigned nibbles into signed ones
+    float total[kPanelRows];          // scale * sum of q: what a minimum is multiplied by
+    float half_total[2][kPanelRows];  // of the first 16, and of the others
+    int32_t offset[kPanelRows];       // -8 * sum of q: what turns unsigned nibbles into signed ones
 };
 
 // The bytes of one head in one KV block: keys as [head_dim][16 positions], so that a position is a lane, then values as

@@ -77,6 +77,10 @@ HELEXA_EXPORT void helexa_engine_set_kv(helexa_engine* engine, const helexa_kv* 
 
 HELEXA_EXPORT void helexa_engine_set_state(helexa_engine* engine, const helexa_state* state) { engine->engine.set_state(*state); }
 
+HELEXA_EXPORT void helexa_engine_set_group(helexa_engine* engine, const helexa_group* group) {
+    engine->engine.set_group(group != nullptr ? *group : helexa_group{});
+}
+
 HELEXA_EXPORT size_t helexa_packed_bytes(int32_t type, int32_t rows, int32_t columns) {
     return helexa::packed_bytes(type, rows, columns);
 }

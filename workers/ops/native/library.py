@@ -21,6 +21,7 @@ QUANTISED_TYPES = frozenset(_TYPE_ORDER[3:])
 # enum helexa_op_kind
 EMBED, RMS_NORM, ADD, LINEAR, ROPE_KV, ATTENTION, SILU_MUL, GATHER, QUANTISE, LINEAR_SILU = range(10)
 GELU_MUL, LINEAR_GELU, SCALE, SOFT_CAP, NORM_HEADS, MOE = range(10, 16)
+ALL_GATHER, EMBED_ACROSS, GATHER_LOGITS = range(16, 19)
 
 CAUSAL_CONV, GDN_GATES, DELTA_RULE, GATED_NORM, SIGMOID_MUL = range(32, 37)
 
@@ -37,6 +38,10 @@ class CRope(Structure):
     _fields_ = [("half", c_int32), ("neox", c_int32), ("positions", c_int32), ("cos", c_void_p), ("sin", c_void_p)]
 
 
+class CPieces(Structure):
+    _fields_ = [("width", c_int32), ("count", c_int32), ("starts", POINTER(c_int32)), ("widths", POINTER(c_int32))]
+
+
 class CExperts(Structure):
     _fields_ = [
         ("count", c_int32),
@@ -44,6 +49,19 @@ class CExperts(Structure):
         ("normalise", c_int32),
         ("gate_up", POINTER(CLinear)),
         ("down", POINTER(CLinear)),
+        ("hidden", POINTER(CPieces)),
+    ]
+
+
+class CGroup(Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("ranks", c_int32),
+        ("spins", c_int32),
+        ("board", c_void_p),
+        ("regions", c_void_p),
+        ("region_floats", c_size_t),
+        ("logits", c_void_p),
     ]
 
 
@@ -106,6 +124,8 @@ class COp(Structure):
         ("soft_cap", c_float),
         ("window", c_int32),
         ("experts", POINTER(CExperts)),
+        ("pieces", POINTER(CPieces)),
+        ("first_id", c_int32),
     ]
 
 
@@ -120,6 +140,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "helexa_engine_free": (None, [c_void_p]),
     "helexa_engine_set_kv": (None, [c_void_p, POINTER(CKv)]),
     "helexa_engine_set_state": (None, [c_void_p, POINTER(CState)]),
+    "helexa_engine_set_group": (None, [c_void_p, POINTER(CGroup)]),
     "helexa_state_bytes": (c_size_t, [POINTER(CState)]),
     "helexa_packed_bytes": (c_size_t, [c_int32, c_int32, c_int32]),
     "helexa_pack": (None, [c_int32, c_int32, c_int32, c_void_p, c_void_p]),

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from helexa.errors import ModelFileError, StartError
 from helexa.formats.ggml_types import row_bytes
+from workers.group import GroupLeft
 from workers.inputs import StepInputs
 from workers.ops.native import library as lib
+from workers.ops.native.group_ops import GroupOps
 from workers.ops.native.memory import Arena, address_of, aligned_empty, drop_mapped_pages, mapped_zeros, want_mapped_pages
 from workers.ops.native.program import (
     Op,
@@ -30,7 +32,7 @@ from workers.ops.native.program import (
     quantised_bytes,
 )
 from workers.ops.native.recurrent_ops import RecurrentOps
-from workers.ops.protocol import Expert, Float32, Matrix, Ops, RawTensor, Rope, SampleRows, Value, Vector
+from workers.ops.protocol import Expert, Float32, Logits, Matrix, Ops, RawTensor, Rope, SampleRows, Value, Vector
 from workers.ops.sampling import explain
 
 SPINS = 2000  # rounds a thread without work looks for some before it sleeps
@@ -94,7 +96,7 @@ def available() -> str | None:
     return lib.why_missing()
 
 
-class NativeOps(RecurrentOps):
+class NativeOps(RecurrentOps, GroupOps):
     """Ops on this machine's CPU; implements `Ops`.
 
     threads: how many threads work, the caller's among them. max_step_tokens: N of the largest step a program is made for; a
@@ -237,7 +239,7 @@ class NativeOps(RecurrentOps):
             self.replays += 1
             logits = cast(Float32, self._logits)
         del keep
-        return logits[:logit_rows]
+        return logits[: logit_rows if self._group is None or self._group.rank == 0 else 0]
 
     def _program(self, forward: Forward) -> Program:
         program = self._programs.get(forward)
@@ -277,6 +279,8 @@ class NativeOps(RecurrentOps):
 
     def _execute(self, ops: ctypes.Array[lib.COp], inputs: lib.CInputs) -> None:
         wrong = self._library.helexa_run(self._engine, ops, len(ops), inputs)
+        if wrong and self._group is not None and self._group.left:
+            raise GroupLeft(wrong.decode())
         if wrong:
             raise ValueError(f"a step's inputs are wrong: {wrong.decode()}")
 
@@ -364,11 +368,21 @@ class NativeOps(RecurrentOps):
         rows = _rows(gate_up)
         return self._emit(Op(lib.GELU_MUL, Rows(rows.width // 2, rows.on_logit_rows), rows))
 
-    def moe_ffn(self, x: Value, scores: Value, experts: Sequence[Expert], top_k: int, normalise: bool) -> Value:
+    def moe_ffn(
+        self,
+        x: Value,
+        scores: Value,
+        experts: Sequence[Expert],
+        top_k: int,
+        normalise: bool,
+        hidden: Sequence[int] = (),
+    ) -> Value:
         rows, logits = _rows(x), _rows(scores)
         assert logits.width == len(experts) >= top_k > 0, "a score an expert, and no more chosen than there are"
-        packed = packed_experts(experts, top_k, normalise)
-        return self._emit(Op(lib.MOE, Rows(rows.width, rows.on_logit_rows), rows, logits, experts=packed))
+        pieces = self._pieces_across([hidden]) if hidden else None
+        packed = packed_experts(experts, top_k, normalise, pieces)
+        out = Rows(cast(PackedMatrix, experts[0].down).outputs, rows.on_logit_rows)
+        return self._emit(Op(lib.MOE, out, rows, logits, experts=packed))
 
     def gather_logit_rows(self, x: Value) -> Value:
         rows = _rows(x)
@@ -397,7 +411,7 @@ class NativeOps(RecurrentOps):
 
     # sampling
 
-    def sample(self, logits: Float32, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
+    def sample(self, logits: Logits, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
         """See Ops.sample."""
         logits = np.ascontiguousarray(logits, np.float32)
         count, vocab = logits.shape

@@ -1,36 +1,9 @@
 #include "pool.h"
 
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "float_mode.h"
+#include "futex.h"
 
 namespace helexa {
-namespace {
-
-void relax() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
-void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
-}
-
-void wake(std::atomic<uint32_t>& word) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
-}
-
-}  // namespace
 
 Pool::Pool(int threads, int spins) : spins_(spins) {
     for (int thread = 1; thread < threads; thread++) helpers_.emplace_back([this, thread] { help(thread); });

@@ -11,9 +11,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.group import pieces_of
 from workers.ops.native import library as lib
 from workers.ops.native.memory import ALIGNMENT, address_of, aligned_empty
-from workers.ops.protocol import Expert
+from workers.ops.protocol import Expert, Parts
 
 # Kinds that can quantise the row they have just computed.
 QUANTISING = frozenset(
@@ -24,6 +25,7 @@ QUANTISING = frozenset(
         lib.SILU_MUL,
         lib.GELU_MUL,
         lib.GATHER,
+        lib.ALL_GATHER,
         lib.LINEAR_SILU,
         lib.LINEAR_GELU,
         lib.GATED_NORM,
@@ -79,13 +81,32 @@ class PackedExperts:
     keep: list[object]  # what `experts` points to
 
 
-def packed_experts(experts: Sequence[Expert], top_k: int, normalise: bool) -> PackedExperts:
-    """The library's form. Its experts share one shape."""
+@dataclass(eq=False)
+class PackedPieces:
+    pieces: lib.CPieces
+    keep: list[object]  # what `pieces` points to
+
+    @property
+    def pointer(self) -> object:
+        return ctypes.pointer(self.pieces)
+
+
+def packed_pieces(parts: Parts, rank: int) -> PackedPieces:
+    """The library's form of the columns that a rank holds of rows which are gathered."""
+    pieces = pieces_of(parts, rank)
+    starts, widths = ((ctypes.c_int32 * len(pieces))(*column) for column in zip(*pieces, strict=True))
+    return PackedPieces(lib.CPieces(sum(map(sum, parts)), len(pieces), starts, widths), [starts, widths])
+
+
+def packed_experts(experts: Sequence[Expert], top_k: int, normalise: bool, hidden: PackedPieces | None = None) -> PackedExperts:
+    """The library's form. Its experts share one shape. `hidden`: as in Ops.moe_ffn, of this rank."""
     sides = [[cast(PackedMatrix, getattr(expert, side)) for expert in experts] for side in ("gate_up", "down")]
     for side in sides:
         assert len({(matrix.inputs, matrix.outputs) for matrix in side}) == 1, "the experts of a mixture are of one shape"
     gate_up, down = ((lib.CLinear * len(experts))(*(matrix.linear for matrix in side)) for side in sides)
-    return PackedExperts(lib.CExperts(len(experts), top_k, int(normalise), gate_up, down), [gate_up, down, sides])
+    pointer = hidden.pointer if hidden else None
+    packed = lib.CExperts(len(experts), top_k, int(normalise), gate_up, down, pointer)
+    return PackedExperts(packed, [gate_up, down, sides, hidden])
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,8 @@ class Op:
     vector2: PackedVector | None = None
     table: RopeTable | None = None
     experts: PackedExperts | None = None
+    pieces: PackedPieces | None = None
+    first_id: int = 0
     eps: float = 0.0
     scale: float = 0.0
     soft_cap: float = 0.0
@@ -154,6 +177,8 @@ def fill(
         soft_cap=op.soft_cap,
         window=op.window,
         experts=ctypes.pointer(op.experts.experts) if op.experts else None,
+        pieces=op.pieces.pointer if op.pieces else None,
+        first_id=op.first_id,
     )
 
 
