@@ -65,6 +65,12 @@ control_socket_disable = True  # one per user: two servers would collide, and he
 loglevel = "warning" if _config.logging.level in ("info", "warning") else _config.logging.level
 
 
+def _is_readable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
 class _Supervisor:
     """The arbiter's end of the supervisor's leash."""
 
@@ -91,15 +97,17 @@ class _Supervisor:
             _fail(self.last_words or "the supervisor ended before it was up", 1)
 
     def has_ended(self) -> bool:
-        """Whether it is gone; takes its last words."""
-        while select.select([self.leash], [], [], 0)[0]:
+        """Whether it is gone; takes its last words. Not by the end of its leash alone: a child that it was just forking has that open
+        for a moment longer, and nobody would look again."""
+        dead = _is_readable(self.child.pidfd)
+        while _is_readable(self.leash.fileno()):
             try:
                 message = self.leash.receive()
             except (Closed, BadMessage):
                 return True
             if isinstance(message, LastWords):
                 self.last_words = message.message
-        return False
+        return dead
 
     def drain(self) -> None:
         """Tells it that the service is being stopped; says nothing where it is gone."""
