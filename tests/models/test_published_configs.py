@@ -15,7 +15,6 @@ from workers.layers import rope
 from workers.models.gemma3 import GemmaConfig
 from workers.models.llama import LlamaConfig
 from workers.models.qwen2 import Qwen2Config
-from workers.models.qwen3 import Qwen3Config
 from workers.models.qwen3_moe import Qwen3MoeConfig
 from workers.models.smollm3 import SmolLM3Config
 
@@ -158,7 +157,7 @@ READERS = {
     "mistral": LlamaConfig,
     "smollm3": SmolLM3Config,
     "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
+    "qwen3": Qwen2Config,
     "qwen3_moe": Qwen3MoeConfig,
     "gemma2": GemmaConfig,
     "gemma3_text": GemmaConfig,

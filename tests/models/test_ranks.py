@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ pytest.importorskip("transformers")
 
 import hybrid_checkpoints as hybrid
 import tiny_checkpoints as plain
+
+from helexa.formats.checkpoint import Checkpoint, model_path, open_checkpoint
+from workers.models.registry import load_model
+from workers.ops.reference import ReferenceOps
+from workers.weights.sharding import Shard
 
 pytestmark = pytest.mark.process
 
@@ -51,3 +57,27 @@ def test_ranks_make_what_one_makes(files: dict[str, dict[str, str]], source: str
     alone = seen(tmp_path, files[source], 1, recurrent, ops)
     assert len({hash for row in alone for hash in row[4].values()}) > 15
     assert seen(tmp_path, files[source], {**PLAIN, **HYBRID}[name], recurrent, ops) == alone
+
+
+class Counting:
+    """A checkpoint that counts how often each tensor's data are asked for."""
+
+    def __init__(self, file: Checkpoint) -> None:
+        self._file = file
+        self.asked = Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def data(self, name: str) -> Any:
+        self.asked[name] += 1
+        return self._file.data(name)
+
+
+@pytest.mark.parametrize("source", ["gguf", "safetensors"])
+def test_a_tensor_is_asked_for_once(files: dict[str, dict[str, str]], source: str) -> None:
+    """By one rank and by one of two: a checkpoint that makes its data as they are read makes none of them twice."""
+    for shard in (Shard(0, 1), Shard(1, 2)):
+        file = Counting(open_checkpoint(model_path(files[source])))
+        load_model(file, ReferenceOps(1), shard)  # type: ignore[arg-type]
+        assert file.asked and max(file.asked.values()) == 1

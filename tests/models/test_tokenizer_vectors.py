@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from pathlib import Path
 
@@ -46,3 +47,16 @@ def test_ids_are_those_of_the_vectors(family: str) -> None:
         assert tokenizer.decode(ids) == text
         compared += 1
     assert compared >= 45
+
+
+def test_ids_of_smollm(default_model_path: Path) -> None:
+    """The outside implementation's sources have no vectors of this kind. These are texts of our own, with the ids that it gave them
+    with the default model's vocabulary: `llama-server` of llama-cpp-python 0.3.36, `/tokenize` without special tokens."""
+    with GGUFFile.open(default_model_path) as file:
+        assert file.metadata["tokenizer.ggml.pre"] == "smollm"
+        tokenizer = Tokenizer.from_gguf(file.metadata, str(default_model_path))
+    vectors = json.loads((Path(__file__).parents[1] / "golden" / "smollm_ids.json").read_text())
+    assert len(vectors) == 57
+    for text, ids in vectors:
+        assert tokenizer.encode(text, special=False) == ids, text
+        assert tokenizer.decode(ids) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,7 +16,7 @@ from ipc.shared_array import ArrayHandle, SharedAllocation
 from workers.group import Group, GroupLeft, Parts, board_bytes, columns_of, new_board
 from workers.inputs import StepInputs
 from workers.ops.native.ops import NativeOps
-from workers.ops.protocol import Ops, RawTensor, Value
+from workers.ops.protocol import Matrix, Ops, RawTensor, Value
 from workers.ops.reference import ReferenceOps
 
 Float32 = NDArray[np.float32]
@@ -44,20 +45,13 @@ def gather_with_reference(group: Group, rows: int, parts: Parts, turns: int) -> 
 def _gather_with(ops: Any, group: Group, rows: int, parts: Parts, turns: int) -> list[bytes]:
     ops.use_group(group)
     width, own, results = sum(map(sum, parts)), columns_of(parts, group.rank), []
-    one = np.array([0, rows], np.int32)
-    ids = np.arange(rows, dtype=np.int32)
-    inputs = StepInputs(ids, ids, np.zeros(rows, np.int32), one, one[1:], np.arange(-(-rows // 16), dtype=np.int32)[None], ids)
     for turn in range(turns):
-        values = np.ascontiguousarray(whole_rows(rows, width, turn)[:, own])
-        table = ops.matrix([RawTensor("x", "F32", values.shape, values.reshape(-1).view(np.uint8))])
+        table = _table(ops, np.ascontiguousarray(whole_rows(rows, width, turn)[:, own]))
 
-        def forward(step: Ops, table: Any = table) -> Value:
+        def forward(step: Ops, table: Matrix = table) -> Value:
             return step.gather_logit_rows(step.all_gather(step.embed(table), parts))
 
-        captured: list[Float32] = []
-        run = ops.run(forward, inputs)
-        captured.append(run if len(run) else ops._logits[:rows])  # a rank behind rank 0 is given none
-        results.append(captured[0].tobytes())
+        results.append(_result(ops, forward, rows))
     return results
 
 
@@ -69,6 +63,46 @@ def take_turns(group: Group, rows: int, parts: Parts, turns: int) -> list[bytes]
         results.append(group.gather(whole_rows(rows, width, turn)[:, own], parts).tobytes())
         results += gather_with_native(group, rows, parts, 1)
     return results
+
+
+def many_gathers(group: Group, spins: int, rows: int, parts: Parts, runs: int) -> int:
+    """How often a forward of 30 gathers, one after another, made anything but the sum of their rows; steps begin as rank 0 tells."""
+    group.spins = spins
+    ops, width, own = NativeOps(1, ROWS, ROWS), sum(map(sum, parts)), columns_of(parts, group.rank)
+    ops.use_group(group)
+    whole = [whole_rows(rows, width, turn) for turn in range(30)]
+    tables = [_table(ops, np.ascontiguousarray(values[:, own])) for values in whole]
+    expected = whole[0]
+    for values in whole[1:]:
+        expected = expected + values
+
+    def forward(step: Ops) -> Value:
+        total = step.all_gather(step.embed(tables[0]), parts)
+        for table in tables[1:]:
+            total = step.add(total, step.all_gather(step.embed(table), parts))
+        return step.gather_logit_rows(total)
+
+    wrong = 0
+    for run in range(runs):
+        if group.rank == 0:
+            group.tell()
+        else:
+            group.hear()
+        wrong += _result(ops, forward, rows) != expected.tobytes() or group.agree(float(run + group.rank)) != run
+    return wrong
+
+
+def _table(ops: Any, values: Float32) -> Matrix:
+    matrix: Matrix = ops.matrix([RawTensor("x", "F32", values.shape, values.reshape(-1).view(np.uint8))])
+    return matrix
+
+
+def _result(ops: Any, forward: Callable[[Ops], Value], rows: int) -> bytes:
+    """Of a forward that ends in whole rows, which a rank behind rank 0 is not given."""
+    ids = np.arange(rows, dtype=np.int32)
+    one, blocks = np.array([0, rows], np.int32), np.arange(-(-rows // 16), dtype=np.int32)[None]
+    made: Float32 = ops.run(forward, StepInputs(ids, ids, np.zeros(rows, np.int32), one, one[1:], blocks, ids))
+    return (made if len(made) else ops._logits[:rows]).tobytes()
 
 
 def agree(group: Group, values: int) -> list[float]:

@@ -177,7 +177,7 @@ def make(case: Case, seed: int = 0) -> Outside:
             elif weight.ndim == 1:
                 weight.copy_(0.5 * noise)
             else:
-                weight.copy_(noise / weight.shape[-1] ** 0.5)
+                weight.copy_(0.8 * noise / weight.shape[-1] ** 0.5)
     return Outside(model.eval(), mtp.eval())
 
 

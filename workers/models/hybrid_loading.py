@@ -205,7 +205,7 @@ class HybridLoader:
         parts = ExpertParts.of(self.tensors.shard, width, config.expert_hidden)
         routed = MixtureOfExperts(
             router=Linear(self.ops.matrix([tensors.take("router", config.experts, width)])),
-            experts=tuple(self._expert(tensors, index, parts) for index in range(config.experts)),
+            experts=self._experts(tensors, parts),
             top_k=config.top_k,
             normalise=config.normalise,
             hidden=() if parts.hidden.is_whole else parts.hidden.widths,
@@ -217,24 +217,29 @@ class HybridLoader:
             shared_gate=self.ops.matrix([RawTensor(gate.name, gate.type, (1, width), gate.data)]),
         )
 
-    def _expert(self, tensors: LayerTensors, index: int, parts: ExpertParts) -> Expert:
+    def _experts(self, tensors: LayerTensors, parts: ExpertParts) -> tuple[Expert, ...]:
         """Experts lie in one tensor, gate and up together or apart, or in a tensor each."""
         hidden, width = self.config.expert_hidden, self.config.width
-        down = parts.down(self._expert_part(tensors, "experts_down", index, width, hidden))
+        downs = self._of_experts(tensors, "experts_down", parts.width, hidden)
         if tensors.has("experts_gate_up"):
-            both = self._expert_part(tensors, "experts_gate_up", index, 2 * hidden, width)
-            sides = [rows_of(both, 0, hidden), rows_of(both, hidden, 2 * hidden)]
+            both = self._of_experts(tensors, "experts_gate_up", Part((2 * hidden,)), width)
+            sides = [[parts.gate_up(rows_of(rows, first, first + hidden)) for rows in both] for first in (0, hidden)]
         else:
-            sides = [self._expert_part(tensors, role, index, hidden, width) for role in ("experts_gate", "experts_up")]
-        return Expert(self.ops.matrix([parts.gate_up(side) for side in sides]), self.ops.matrix([down]))
+            sides = [self._of_experts(tensors, role, parts.hidden, width) for role in ("experts_gate", "experts_up")]
+        gates, ups = sides
+        return tuple(
+            Expert(self.ops.matrix([gate, up]), self.ops.matrix([down])) for gate, up, down in zip(gates, ups, downs, strict=True)
+        )
 
-    def _expert_part(self, tensors: LayerTensors, role: str, index: int, rows: int, columns: int) -> RawTensor:
+    def _of_experts(self, tensors: LayerTensors, role: str, part: Part, columns: int) -> list[RawTensor]:
+        """The rows of `part` of each expert's weight. A tensor of all experts is taken once: it may be made as it is read."""
         if tensors.has(f"{role}_together"):
             role = f"{role}_together"
-        name = tensors.name(role)
+        name, count = tensors.name(role), self.config.experts
         if "{}" in name:
-            return self.tensors.take(name.format(index), (rows, columns))
-        return member_of(self.tensors.take(name, (self.config.experts, rows, columns)), index)
+            return [self.tensors.take_rows(name.format(index), part, columns) for index in range(count)]
+        together = self.tensors.take(name, (count, part.total, columns))
+        return [rows_of(member_of(together, index), part.first, part.end) for index in range(count)]
 
     def _mtp(self) -> MtpHead:
         names, width = self.names.mtp, self.config.width

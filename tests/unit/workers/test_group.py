@@ -37,6 +37,18 @@ def test_all_ranks_get_the_whole_rows(work: Any, parts: list[list[int]]) -> None
         assert members.answers() == [here, here]
 
 
+@pytest.mark.skipif(library.why_missing() is not None, reason="native ops are not built")
+@pytest.mark.parametrize("spins", [0, 2000])
+@pytest.mark.parametrize("rows", [1, 60])
+def test_gathers_that_follow_each_other_closely(spins: int, rows: int) -> None:
+    """Thousands, by ranks that sleep at once and by ranks that look for each other first: no row is read before it is whole, or
+    written to while somebody reads it."""
+    parts = [[48, 16, 32], [8, 8, 16]]
+    with Members(3, group_members.many_gathers, spins, rows, parts, 60) as members:
+        assert group_members.many_gathers(members.group, spins, rows, parts, 60) == 0
+        assert members.answers() == [0, 0]
+
+
 def test_rows_that_do_not_fit_go_in_turns() -> None:
     """More rows than a region holds, and a row that none does."""
     width = MOST_COLUMNS

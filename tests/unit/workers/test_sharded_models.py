@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from workers.weights.sharding import GATED_UNIT, Shard
 VOCAB = 260
 OPS: dict[str, Callable[[], Ops]] = {"reference": lambda: ReferenceOps(1)}
 if library.why_missing() is None:
-    OPS["native"] = lambda: NativeOps(1, ROWS, ROWS)
+    for isa in library.instruction_sets():
+        OPS["native" if isa == library.instruction_sets()[0] else isa] = partial(NativeOps, 1, ROWS, ROWS, isa)
     OPS["native-direct"] = lambda: NativeOps(2, ROWS, ROWS, direct=True)
 
 
