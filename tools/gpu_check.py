@@ -2,11 +2,11 @@
 
     python tools/gpu_check.py [--out FOLDER] [--budget-s 420]
 
-Needs PyTorch, CuPy and NumPy; pytest, g++, and helexa's own dependencies each add sections. Uses no network. Sections: kernels compiled
-for this GPU; arrays shared by two processes; graphs; the kernels' bits against the CPU emulator's; a random model of a billion weights; times;
-the kernel tests and whole steps on the device; `helexa verify`. gpu_check.json and gpu_check.txt (short, for people) are written to the folder
-after each section, whatever happens. A section that fails or is left out says why and does not stop the others; exit code 1 if one
-failed, 2 if there is nothing to check on.
+Needs PyTorch, CuPy and NumPy; pytest, g++, and helexa's own dependencies each add sections. Uses no network. Sections: kernels compiled for
+this GPU; arrays shared by two processes; graphs; the kernels' bits against the CPU emulator's; a random model of a billion weights; times;
+weights streamed from the host; the kernel tests and whole steps on the device; `helexa verify`. gpu_check.json and gpu_check.txt (short,
+for people) are written to the folder after each section, whatever happens. A section that fails or is left out says why and does not stop
+the others; exit code 1 if one failed, 2 if there is nothing to check on.
 """
 
 from __future__ import annotations
@@ -151,9 +151,8 @@ def kernel_tests(left: float) -> dict[str, Any]:
 def step_tests(left: float) -> dict[str, Any]:
     """Whole steps on the ops back end: chunks, company, captured and direct, logits that stay, every architecture."""
     needs("msgspec", "gguf")
-    return chosen_tests(
-        {"ops": "msgspec", "logits": "llguidance", "families": "transformers"}, "test", min(left, 120), "tests/kernels"
-    )
+    package_of = {"ops": "msgspec", "logits": "llguidance", "streaming": "hypothesis", "families": "transformers"}
+    return chosen_tests(package_of, "test", min(left, 120), "tests/kernels")
 
 
 def chosen_tests(package_of: dict[str, str], chosen: str, left: float, fixtures: str) -> dict[str, Any]:
@@ -276,6 +275,22 @@ def model(left: float) -> dict[str, Any]:
         return cuda_model.check(gpu(), Path(folder), Shape(), cuda_model.Plan(), lambda: deadline - time.monotonic())
 
 
+def streaming(left: float) -> dict[str, Any]:
+    """Half of a model's weights streamed from the host's memory: the same bits, and bytes for a token that fall as 1 / N."""
+    needs("msgspec")
+    if left < 40:
+        raise LeftOutError(f"{left:.0f} s left, it wants 40; raise --budget-s")
+    sys.path.append(str(ROOT / "tools"))
+    from cuda_model import Plan
+    from cuda_places import gpu
+    from random_llama import Shape
+    from streaming_sweep import sweep
+
+    with tempfile.TemporaryDirectory(prefix="helexa-random-") as folder:
+        found = sweep(gpu(), Path(folder), Shape(layers=6), Plan(32, 8, (1, 2, 4, 8)), 0.5)
+    return {"sweep": found, "note": "; ".join(f"x{entry['streams']} {entry['tokens_per_s']} tok/s" for entry in found)}
+
+
 SERVICE = ("msgspec", "zmq", "msgpack", "falcon", "gunicorn", "gguf", "tokenizers", "jinja2", "prometheus_client", "llguidance")
 
 
@@ -294,16 +309,22 @@ def verify(left: float) -> dict[str, Any]:
 
 
 def verified(path: Path, config: Path, left: float) -> dict[str, Any]:
-    """What `helexa verify` says of a model file."""
+    """What `helexa verify` says of a model file: a failure where a reply differs. That a setting was not seen at work is said."""
     command = [sys.executable, "-m", "helexa.cli", "verify", str(path), "--config", str(config), "--offline", "--quick", "--json"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=left, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"no answer within {left:.0f} s: {str(error.stderr)[-2000:]}") from None
-    if done.returncode:
-        raise RuntimeError(f"helexa verify ended with {done.returncode}: {(done.stdout + done.stderr)[-4000:]}")
-    document = json.loads(done.stdout)
-    return {"verify": document, "note": f"replies are the same in every setting; {document['ops']}"}
+    try:
+        document = json.loads(done.stdout)
+    except ValueError:
+        raise RuntimeError(f"helexa verify ended with {done.returncode}: {(done.stdout + done.stderr)[-4000:]}") from None
+    differ = [setting["name"] for setting in document["settings"] if setting["mismatches"]]
+    if differ:
+        raise RuntimeError(f"replies differ: {', '.join(differ)}\n{done.stdout}")
+    unseen = [setting["name"] for setting in document["settings"] if setting["verdict"] != "same"]
+    note = f"{document['comparisons']} replies and logits are the same; {document['ops']}"
+    return {"verify": document, "note": note + (f"; not seen at work: {', '.join(unseen)}" if unseen else "")}
 
 
 SECTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
@@ -314,6 +335,7 @@ SECTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
     "same bits": same_bits,
     "model": model,
     "times": times,
+    "streaming": streaming,
     "kernel tests": kernel_tests,
     "step tests": step_tests,
     "verify": verify,

@@ -64,7 +64,7 @@ def roundings(kind: str, columns: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("outputs,columns", [(16, 32), (40, 96), (7, 64), (130, 288)])
+@pytest.mark.parametrize("outputs,columns", [(16, 32), (40, 96), (7, 64), (24, 320), (130, 288)])
 def test_close_to_float64(bench: Any, isa: str, kind: str, outputs: int, columns: int) -> None:
     """Every format is within its float32 roundings of the exact product of its (quantised) activations and its weights."""
     columns = columns_of(kind, columns)

@@ -324,7 +324,33 @@ def test_what_verify_says(gpu_check: Any, tmp_path: Path) -> None:
     config = tmp_path / "helexa.toml"
     config.write_text('[devices]\nuse = "cpu"\n')
     result = gpu_check.verified(model, config, 200)
-    assert result["note"].startswith("replies are the same in every setting; ")
+    assert "replies and logits are the same; " in result["note"] and result["verify"]["comparisons"] > 0
     config.write_text('[devices]\nuse = "cuda:7"\n')
     with pytest.raises(RuntimeError, match="helexa verify ended with"):
         gpu_check.verified(model, config, 60)
+
+
+def test_sections_that_run_models(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They make their models in folders of their own, on the one GPU, within the time that is left; too little is said."""
+    sys.path.append(str(ROOT / "tools"))
+    import streaming_sweep
+
+    place = EmulatedPlace()
+    monkeypatch.setattr(cuda_places, "gpu", lambda: place)
+    seen: list[Any] = []
+
+    def check(place: Any, folder: Path, shape: Shape, plan: Any, seconds: Any) -> dict[str, Any]:
+        seen.append((place, folder.is_dir(), shape.layers, plan.sequences, seconds() > 30))
+        return {"note": "fine"}
+
+    def sweep(place: Any, folder: Path, shape: Shape, plan: Any, share: float) -> list[dict[str, Any]]:
+        seen.append((place, folder.is_dir(), shape.layers, plan.sequences, share))
+        return [{"streams": 1, "tokens_per_s": 9.5}]
+
+    monkeypatch.setattr(cuda_model, "check", check)
+    monkeypatch.setattr(streaming_sweep, "sweep", sweep)
+    assert gpu_check.model(60) == {"note": "fine"} and gpu_check.streaming(60)["note"] == "x1 9.5 tok/s"
+    assert seen == [(place, True, 16, (1, 8, 32), True), (place, True, 6, (1, 2, 4, 8), 0.5)]
+    for section in (gpu_check.streaming, gpu_check.verify):
+        with pytest.raises(gpu_check.LeftOutError, match="raise --budget-s"):
+            section(20)

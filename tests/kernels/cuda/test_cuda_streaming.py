@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +18,13 @@ from cuda_places import place_of
 from hypothesis import given
 from hypothesis import strategies as st
 from random_llama import Shape, write_random_llama
+from tiny_model import write_tiny_model
 
 from helexa.errors import ModelFileError
 from helexa.formats.checkpoint import open_checkpoint
+from ipc.messages import Load
 from kernels_cupy.linear.launcher import Weight
+from workers import loading
 from workers.models.registry import load_model
 from workers.ops.cuda.mixtures import Mixtures
 from workers.ops.cuda.ops import CudaOps
@@ -142,20 +146,24 @@ def test_a_pass_that_broke_off(folder: Path) -> None:
     whole, same = loaded(folder, 1.0)
     ids = prompts(SHAPE, PLAN)[:1]
     expected = [logits for _, logits in run(whole, same, ids, PLAN)]
+    launch = ops._place.launch
+
+    def break_off() -> None:
+        launches = itertools.count()
+
+        def breaks(*arguments: Any) -> None:
+            if next(launches) == 9:
+                raise MemoryError("injected")
+            launch(*arguments)
+
+        ops._place.launch = breaks  # type: ignore[method-assign]
+        with pytest.raises(MemoryError):
+            ops.run(model.forward, step_of(ids, 0, PLAN.prompt, PLAN))
+        ops._place.launch = launch  # type: ignore[method-assign]
+
+    break_off()  # the very first pass
     got = [logits for _, logits in run(ops, model, ids, PLAN)]
-    launch, launches = ops._place.launch, 0
-
-    def breaks(*arguments: Any) -> None:
-        nonlocal launches
-        launches += 1
-        if launches == 9:
-            raise MemoryError("injected")
-        launch(*arguments)
-
-    ops._place.launch = breaks  # type: ignore[method-assign]
-    with pytest.raises(MemoryError):
-        ops.run(model.forward, step_of(ids, 0, PLAN.prompt, PLAN))
-    ops._place.launch = launch  # type: ignore[method-assign]
+    break_off()
     again = [np.array(ops.run(model.forward, step_of(ids, PLAN.prompt, 1, PLAN)))]  # from the graph, at once
     assert [logits.tobytes() for logits in [*got, *again]] == [logits.tobytes() for logits in [*expected, expected[1]]]
 
@@ -205,3 +213,15 @@ def test_the_sweep(tmp_path: Path) -> None:
     found = module.sweep(place_of(), tmp_path, SHAPE, Plan(9, 3, (1, 2)), 0.4)
     assert found[0]["htod_bytes_per_token"] == 2 * found[1]["htod_bytes_per_token"] > 0
     assert 0 < found[0]["hit_rate"] < 1
+
+
+def test_a_worker_says_that_it_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load with less memory than the model's weights reports it, and holds the rest at the host."""
+    ops = CudaOps(EmulatedPlace(), 64)
+    monkeypatch.setattr(loading, "choose_ops", lambda *arguments: ops)
+    lines: list[str] = []
+    model = write_tiny_model(tmp_path / "tiny.gguf")
+    loading.load_rank(Load({"gguf": str(model)}, 64, 4, 0, 300_000, 1, "auto"), 0, "cuda", None, lines.append)
+    assert ops.streams.active and any(
+        "of weights are streamed from host memory in each step: 0 MiB is memory.limit_mib" in line for line in lines
+    )

@@ -67,9 +67,13 @@ class Streams:
 
     def mend(self) -> None:
         """Before a step, where a pass broke off or was noted in vain: what slots hold is not what was written down."""
-        if self._passing:
-            self._holds, self._coming = [-1] * SLOTS, [None] * SLOTS
+        if not self._passing:
+            return
+        self._passing, self._holds, self._coming = False, [-1] * SLOTS, [None] * SLOTS
+        if self._turns.settled:
             self.end()
+        else:  # half of an order is none
+            self._turns = Turns()
 
     def begin(self) -> None:
         """All that was launched before is done, copies included."""
