@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -61,6 +62,12 @@ class Link:
         """The next message; blocks for it. Raises Closed at the end, BadMessage for bytes that are none."""
         data = self._datagram()
         return self._decode(data if data[:1] != _MORE[:1] else self._joined(data))
+
+    def has_message(self) -> bool:
+        """Whether `receive` returns, or raises, at once."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _datagram(self) -> bytes:
         try:

@@ -1,6 +1,6 @@
 """Mixes everything that happens to a service, for minutes, and checks that it shows in nothing.
 
-    python tools/soak.py [--minutes 10] [--seed 0] [MODEL.gguf]
+    python tools/soak.py [--minutes 10] [--seed 0] [--ranks 1] [MODEL.gguf]
 
 Streams of many lengths and kinds are read, cancelled, stalled and broken off; nonsense is sent; the configuration is reloaded, models
 are swapped; the device worker, the scheduler and web workers are killed or stopped, the supervisor and all of it nap. Every stream that
@@ -82,8 +82,9 @@ def requests(random_: random.Random) -> list[Body]:
 
 
 class Soak:
-    def __init__(self, service: Service, folder: Path, seed: int, every_s: float) -> None:
+    def __init__(self, service: Service, folder: Path, seed: int, every_s: float, ranks: int) -> None:
         self.service, self.folder, self.every_s = service, folder, every_s
+        self.workers = ["worker"] if ranks == 1 else [f"rank {rank}" for rank in range(ranks)]
         self.random = random.Random(seed)
         self.bodies = requests(self.random)
         self.done: Counter[str] = Counter()
@@ -220,9 +221,10 @@ class Soak:
                     yield action
 
     def _kill(self, role: str, number: signal.Signals) -> None:
-        self.last = f"{number.name} of the {role}"
+        process = self.random.choice(self.workers) if role == "worker" else role
+        self.last = f"{number.name} of the {process}"
         self.web_kills += role == "web"
-        dead = self.service.kill(role, number)
+        dead = self.service.kill(process, number)
         if wait_until_gone([dead]):
             self.failures.append(f"the {role} outlived {number.name}")
         self.web_kills += role == "web"
@@ -240,7 +242,8 @@ class Soak:
     def _nap(self, *roles: str) -> None:
         """Processes are stopped for longer than one is waited for, and go on."""
         self.last = f"a nap of {', '.join(roles)}"
-        stopped = [self.service.kill(role, signal.SIGSTOP) for role in roles]
+        processes = [process for role in roles for process in (self.workers if role == "worker" else [role])]
+        stopped = [self.service.kill(process, signal.SIGSTOP) for process in processes]
         self.over.wait(NAP_S)
         for pid in reversed(stopped):
             with contextlib.suppress(ProcessLookupError):
@@ -313,12 +316,12 @@ def state(service: Service) -> str:
     return "\n".join(["", status, "".join(service.report[-REPORT_LINES:])])
 
 
-def soak(folder: Path, model: Path, seconds: float, seed: int, every_s: float = DISTURB_EVERY_S) -> Counter[str]:
+def soak(folder: Path, model: Path, seconds: float, seed: int, every_s: float = DISTURB_EVERY_S, ranks: int = 1) -> Counter[str]:
     """What was done, how often, with a disturbance every so many seconds. Raises Failure; the service's own remains raise AssertionError."""
     (folder / "helexa.toml").write_text(SETTINGS.format(depth=256, context=512))
-    with serving(folder, str(model), "--name", "soak") as service:
+    with serving(folder, str(model), "--name", "soak", "--tensor-parallel", str(ranks)) as service:
         try:
-            run = Soak(service, folder, seed, every_s)
+            run = Soak(service, folder, seed, every_s, ranks)
             run.run(seconds)
         except (Failure, OSError, ValueError, AssertionError) as failure:
             raise Failure(f"{type(failure).__name__}: {failure}\n{state(service)}") from failure
@@ -332,11 +335,15 @@ def main() -> int:
     parser.add_argument("model", nargs="?", type=Path)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="device workers that hold the model together (a tiny one: 2 at most)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            done = soak(folder, options.model or write_tiny_model(folder / "tiny.gguf"), options.minutes * 60, options.seed)
+            model = options.model or write_tiny_model(folder / "tiny.gguf")
+            done = soak(folder, model, options.minutes * 60, options.seed, ranks=options.ranks)
         except (Failure, AssertionError) as error:
             print(error)
             return 1

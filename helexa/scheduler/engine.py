@@ -78,10 +78,8 @@ class Engine:
 
     def on_register(self, taken_bytes: int = 0, pids: Sequence[int] = ()) -> list[ToWorker]:
         """A worker connected, all `pids` of it, by rank. `taken_bytes` of memory are promised to other models."""
-        self._taken_bytes = taken_bytes
-        self.pids = list(pids)
-        self.error = ""
-        self.worker = "loading"
+        self._taken_bytes, self.pids = taken_bytes, list(pids)
+        self.error, self.worker = "", "loading"
         if self.state == "failed":
             self.state = "loading"
         return [load_message(self.served, self.config)]
@@ -347,14 +345,14 @@ class Engine:
         self.presence.leaving = self.presence.dismissed = False
         self._counters = self.scheduler.counters
         self.scheduler = self._loaded = self._plan = None
-        self.state, self.worker = "unloaded", "none"
+        self.state, self.worker, self.pids = "unloaded", "none", []
 
     def park(self, now: float) -> None:
         """It has no worker any more."""
         self.scheduler = self._loaded = self._plan = None
         self.presence.unloading_bytes = 0
         self.presence.on_request = True
-        self.worker = "none"
+        self.worker, self.pids = "none", []
         if self.state == "failed":
             self.presence.failed_at = now
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,7 +262,7 @@ class WorkerLinks:
         """A rank that faults says so, then the others leave: their ends may be noticed before its words."""
         for rank, link in list(worker.links.items()):
             with contextlib.suppress(Closed, BadMessage):
-                while select.select([link], [], [], 0)[0]:
+                while link.has_message():
                     message = link.receive()
                     if isinstance(message, messages.Fault):
                         self._take(worker, rank, message, now)

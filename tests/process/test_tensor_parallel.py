@@ -177,6 +177,19 @@ def test_reload_and_drain(tmp_path: Path, model: Path, undisturbed: list[Seen]) 
         assert caught.value.code == "shutting_down"
 
 
+def test_unloaded_and_loaded_again(tmp_path: Path, model: Path, undisturbed: list[Seen]) -> None:
+    """Both ranks end, and their memory is free; the next request brings two others."""
+    flags = ("--name", "tiny", "--tensor-parallel", "2")
+    with serving(tmp_path, str(model), *flags) as service, Client(service.run_dir) as client:
+        before = pids(service, 2)
+        assert ctl(tmp_path, service, "unload", "tiny")[0] == 0
+        assert wait_until_gone(before) == []
+        status = service.status()["models"][0]
+        assert (status["state"], status["pids"], status["resident_bytes"]) == ("unloaded", [], 0)
+        assert together(client, PROMPTS, "tiny", TOKENS) == undisturbed
+        assert not set(pids(service, 2)) & set(before)
+
+
 def test_more_ranks_than_a_model_has_kv_heads_for(tmp_path: Path, model: Path) -> None:
     """Said before any worker is started, with the number that would do."""
     port = free_port()

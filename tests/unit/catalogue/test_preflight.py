@@ -90,6 +90,14 @@ def with_tokenizer(path: Path, **changes: Any) -> Path:
     return write_tokenizer(path, made | {"model": made["model"] | changes})
 
 
+RECURRENT = {
+    "model_type": "qwen3_next",
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
 CASES: list[tuple[str, str, Callable[[Path, FolderWriter], Path], Wishes, int]] = [
     ("format", "is not there", lambda t, w: t / "nothing.gguf", Wishes(), ROOM),
     ("format", "holds no .gguf and no .safetensors file", lambda t, w: t, Wishes(), ROOM),
@@ -119,6 +127,7 @@ CASES: list[tuple[str, str, Callable[[Path, FolderWriter], Path], Wishes, int]] 
     ("quant", "cannot be quantised to 'q4_9'", lambda t, w: tiny(t), Wishes(quant="q4_9"), ROOM),
     ("quant", "quantised already", lambda t, w: tiny(t, quant="Q8_0"), Wishes(quant="q4_0"), ROOM),
     ("tensor_parallel", "2 KV heads cannot be split over 3 ranks", lambda t, w: tiny(t), Wishes(ranks=3), ROOM),
+    ("tensor_parallel", "1 key heads of recurrent", lambda t, w: with_config(w(t), **RECURRENT), Wishes(ranks=2), ROOM),
     ("context", "trained for 512 tokens", lambda t, w: tiny(t), Wishes(context=513), ROOM),
     ("memory", "of weights", lambda t, w: tiny(t), Wishes(), 60 * 2**20),
     ("memory", "may be used", lambda t, w: tiny(t, quant="Q8_0"), Wishes(kv_blocks=10**6), ROOM),

@@ -12,7 +12,6 @@ import pytest
 
 from ipc import cuda_array
 from ipc.cuda_array import CudaArrays
-from ipc.memfd_array import MemfdArrays
 from ipc.shared_array import ArrayHandle, IpcError, SharedArrays
 
 ROOT = Path(cuda_array.__file__).resolve().parents[1]
