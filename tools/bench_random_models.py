@@ -1,7 +1,7 @@
 """GGUF files of random weights, of every architecture family and tensor type that is served: for measuring speed, which does not
 depend on the weights' values. See bench_families.py.
 
-Sizes are near each other: about 150 million weights, a model width of 1,024.
+Sizes are near each other: 150 to 200 million weights, a model width of 1,024.
 """
 
 from __future__ import annotations

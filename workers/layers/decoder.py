@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from helexa.formats.decoder_shape import Shape
 from workers.layers.attention import Attention, local_heads
-from workers.layers.feed_forward import FeedForward
+from workers.layers.feed_forward import FeedForward, SiluFeedForward
 from workers.layers.vocabulary import Vocabulary
 from workers.layers.weights import Weights
-from workers.ops.protocol import Ops, Value, Vector
+from workers.ops.protocol import Ops, Rope, Value, Vector
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Decoder:
             x = ops.add(x, block.feed_forward(ops, ops.rms_norm(x, block.ffn_norm, self.eps)))
         rows = ops.rms_norm(ops.gather_logit_rows(x), self.norm, self.eps)
         return rows if self.pooling else self.vocabulary.logits(ops, rows)
+
+
+def load_gated_decoder(weights: Weights, shape: Shape, ropes: Sequence[Rope], windows: Sequence[int]) -> Decoder:
+    """Every block of attention and a feed-forward gated by silu. `ropes` and `windows`, where 0 is all positions: a layer each."""
+
+    def block(layer: int) -> Block:
+        attention = Attention.load(weights, shape, layer, ropes[layer], window=windows[layer])
+        return Block.load(weights, shape, attention, SiluFeedForward.load(weights, layer, shape.width, shape.hidden))
+
+    return Decoder.load(weights, shape, block)
 
 
 def load_vocabulary(weights: Weights, shape: Shape) -> Vocabulary:

@@ -3,14 +3,13 @@ some way back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from helexa.formats.checkpoint import Checkpoint
 from helexa.formats.decoder_shape import Shape, fields_of, qwen_windows
 from workers.layers import rope
-from workers.layers.attention import Attention
-from workers.layers.decoder import Block, Decoder
-from workers.layers.feed_forward import SiluFeedForward
+from workers.layers.decoder import Decoder, load_gated_decoder
 from workers.layers.weights import GGUF_NAMES, HF_NAMES, Weights
 from workers.ops.protocol import Ops, Rope
 from workers.weights.tensors import Tensors
@@ -37,12 +36,10 @@ class Qwen2Config:
 
 
 def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Decoder:
-    gguf = file.format == "gguf"
-    config = Qwen2Config.from_gguf(file, tensors) if gguf else Qwen2Config.from_hf(file)
-    weights, shape = Weights(tensors, GGUF_NAMES if gguf else HF_NAMES, ops), config.shape
+    return load_with_names(file, tensors, ops, GGUF_NAMES if file.format == "gguf" else HF_NAMES)
 
-    def block(layer: int) -> Block:
-        attention = Attention.load(weights, shape, layer, config.rope, window=config.windows[layer])
-        return Block.load(weights, shape, attention, SiluFeedForward.load(weights, layer, shape.width, shape.hidden))
 
-    return Decoder.load(weights, shape, block)
+def load_with_names(file: Checkpoint, tensors: Tensors, ops: Ops, names: Mapping[str, str]) -> Decoder:
+    config = Qwen2Config.from_gguf(file, tensors) if file.format == "gguf" else Qwen2Config.from_hf(file)
+    weights, shape = Weights(tensors, names, ops), config.shape
+    return load_gated_decoder(weights, shape, (config.rope,) * shape.layers, config.windows)

@@ -1,17 +1,13 @@
-"""Qwen3 (Yang et al. 2025): queries and keys are normed a head at a time, and heads may be wider than the model divided by them."""
+"""Qwen3 (Yang et al. 2025): a Qwen2 without biases, whose queries and keys are normed a head at a time, and whose heads may be wider
+than the model divided by them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from helexa.formats.checkpoint import Checkpoint
-from helexa.formats.decoder_shape import Shape, fields_of, qwen_windows
-from workers.layers import rope
-from workers.layers.attention import Attention
-from workers.layers.decoder import Block, Decoder
-from workers.layers.feed_forward import SiluFeedForward
-from workers.layers.weights import GGUF_NAMES, HF_NAMES, Weights
-from workers.ops.protocol import Ops, Rope
+from workers.layers.decoder import Decoder
+from workers.layers.weights import GGUF_NAMES, HF_NAMES
+from workers.models import qwen2
+from workers.ops.protocol import Ops
 from workers.weights.tensors import Tensors
 
 QWEN3_GGUF_NAMES = {
@@ -26,33 +22,6 @@ QWEN3_HF_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Qwen3Config:
-    shape: Shape
-    rope: Rope
-    windows: tuple[int, ...]  # a layer each; 0 is all
-
-    @classmethod
-    def from_gguf(cls, file: Checkpoint, tensors: Tensors) -> Qwen3Config:
-        fields = fields_of(file)
-        shape = Shape.of(fields)
-        return cls(shape, rope.from_gguf(fields, tensors, shape, neox=True), (0,) * shape.layers)
-
-    @classmethod
-    def from_hf(cls, file: Checkpoint) -> Qwen3Config:
-        fields = fields_of(file)
-        fields.expect("hidden_act", "silu")
-        shape = Shape.of(fields)
-        return cls(shape, rope.from_hf(fields, shape, base=10000.0), qwen_windows(fields, shape.layers))
-
-
 def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Decoder:
-    gguf = file.format == "gguf"
-    config = Qwen3Config.from_gguf(file, tensors) if gguf else Qwen3Config.from_hf(file)
-    weights, shape = Weights(tensors, QWEN3_GGUF_NAMES if gguf else QWEN3_HF_NAMES, ops), config.shape
-
-    def block(layer: int) -> Block:
-        attention = Attention.load(weights, shape, layer, config.rope, window=config.windows[layer])
-        return Block.load(weights, shape, attention, SiluFeedForward.load(weights, layer, shape.width, shape.hidden))
-
-    return Decoder.load(weights, shape, block)
+    """Head norms and biases are taken where the file has them."""
+    return qwen2.load_with_names(file, tensors, ops, QWEN3_GGUF_NAMES if file.format == "gguf" else QWEN3_HF_NAMES)

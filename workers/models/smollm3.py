@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from helexa.formats.checkpoint import Checkpoint
 from helexa.formats.decoder_shape import Shape, fields_of, windows_of_layer_types
 from workers.layers import rope
-from workers.layers.attention import Attention
-from workers.layers.decoder import Block, Decoder
-from workers.layers.feed_forward import SiluFeedForward
+from workers.layers.decoder import Decoder, load_gated_decoder
 from workers.layers.weights import GGUF_NAMES, HF_NAMES, Weights
 from workers.ops.protocol import Ops, Rope
 from workers.weights.tensors import Tensors
@@ -58,9 +56,4 @@ def load(file: Checkpoint, tensors: Tensors, ops: Ops) -> Decoder:
     gguf = file.format == "gguf"
     config = SmolLM3Config.from_gguf(file, tensors) if gguf else SmolLM3Config.from_hf(file)
     weights, shape = Weights(tensors, GGUF_NAMES if gguf else HF_NAMES, ops), config.shape
-
-    def block(layer: int) -> Block:
-        attention = Attention.load(weights, shape, layer, config.ropes[layer], window=config.windows[layer])
-        return Block.load(weights, shape, attention, SiluFeedForward.load(weights, layer, shape.width, shape.hidden))
-
-    return Decoder.load(weights, shape, block)
+    return load_gated_decoder(weights, shape, config.ropes, config.windows)
