@@ -122,10 +122,13 @@ class Supervisor:
     def _end_silent(self) -> None:
         """A scheduler or worker that has stopped saying that it runs (it was stopped itself, or cannot) is killed, and so is a
         worker that does not end though it was told to: their deaths are then handled as any other."""
-        overdue = self.silence.overdue(self.watched.at(time.monotonic()))
+        now, patience = self.watched.at(time.monotonic()), self.config.watch.heartbeat_s
+        overdue = self.silence.overdue(now)
         for role, running in [living for group in self.groups for living in group.living()]:
-            if role.name in overdue:
-                running.end(f"silent for {self.config.watch.heartbeat_s:g} s, and was killed")
+            if role.name in overdue and running.leash.has_message():  # it spoke while we were stopped, since we last looked
+                self.silence.expect(role.name, patience, now)
+            elif role.name in overdue:
+                running.end(f"silent for {patience:g} s, and was killed")
         for model in self.models:
             late = model.stop_at is not None and model.stop_at <= time.monotonic()
             if late and model.worker.end("it did not stop"):
