@@ -180,7 +180,7 @@ class Devices:
     )
     tensor_parallel: int = key(
         1,
-        "Device workers (ranks) that hold each model together, a shard each; on the CPU only, so far. Replies are the same with any "
+        "Device workers (ranks) that hold each model together, a shard each, on the CPU or a GPU each. Replies are the same with any "
         "number.",
         unit="ranks",
         least=1,

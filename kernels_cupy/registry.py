@@ -112,6 +112,9 @@ GDN_RECURRENCE = Kernel(
 )
 MOE_ROUTING = Kernel("moe_routing", 256, ("moe_route", "moe_group", "moe_combine"), _BY_ACTIVATION, Limits(64, shared=12544))
 MOE_LINEAR = Kernel("moe_linear", 128, ("moe_linear",), _BY_WEIGHT, Limits(168, shared=0))
+RANK_EXCHANGE = Kernel(
+    "rank_exchange", 128, ("push", "push_rows", "place", "meet", "collect", "own_ids"), ((),), Limits(40, shared=0)
+)
 
 KERNELS = (
     ARGMAX,
@@ -128,4 +131,5 @@ KERNELS = (
     GDN_RECURRENCE,
     MOE_ROUTING,
     MOE_LINEAR,
+    RANK_EXCHANGE,
 )

@@ -3,10 +3,10 @@
     python tools/gpu_check.py [--out FOLDER] [--budget-s 420]
 
 Needs PyTorch, CuPy and NumPy; pytest, g++, and helexa's own dependencies each add sections. Uses no network. Sections: kernels compiled for
-this GPU; arrays shared by two processes; graphs; the kernels' bits against the CPU emulator's; a random model of a billion weights; times;
-weights streamed from the host; the kernel tests and whole steps on the device; `helexa verify`. gpu_check.json and gpu_check.txt (short,
-for people) are written to the folder after each section, whatever happens. A section that fails or is left out says why and does not stop
-the others; exit code 1 if one failed, 2 if there is nothing to check on.
+this GPU; arrays shared by two processes; two ranks; graphs; the kernels' bits against the CPU emulator's; a random model of a billion
+weights; times; weights streamed from the host; the kernel tests and whole steps on the device; `helexa verify`. gpu_check.json and
+gpu_check.txt (short, for people) are written to the folder after each section, whatever happens. A section that fails or is left out says
+why and does not stop the others; exit code 1 if one failed, 2 if there is nothing to check on.
 """
 
 from __future__ import annotations
@@ -144,7 +144,14 @@ def tests(paths: list[str], chosen: str, left: float, fixtures: str = "tests/ker
 
 def kernel_tests(left: float) -> dict[str, Any]:
     """Those whose packages are here."""
-    package_of = {"layers": "torch", "recurrent": "torch", "moe": "torch", "linear": "gguf", "drawing": "msgspec"}
+    package_of = {
+        "layers": "torch",
+        "recurrent": "torch",
+        "moe": "torch",
+        "linear": "gguf",
+        "drawing": "msgspec",
+        "exchange": "msgspec",
+    }
     return chosen_tests(package_of, "gpu", min(left, 150), "tests/kernels/cuda")
 
 
@@ -173,6 +180,23 @@ def ipc(left: float) -> dict[str, Any]:
     with contextlib.suppress(LeftOutError):
         return tests(["tests/unit/ipc/test_shared_arrays.py"], "cuda and not memfds", min(left, 90))
     return {"note": "two processes wrote one array"}
+
+
+def ranks(_left: float) -> dict[str, Any]:
+    """Two ranks, of two GPUs or of one, which put rows together in each other's memory, from graphs too."""
+    needs("msgspec")
+    import cuda_members
+    import torch
+    from group_members import Members
+
+    region = 1 << 12
+    with Members(2, cuda_members.decode, region) as group:
+        made, replays, remedy = cuda_members.decode(group.group, region)
+    if remedy or made != [cuda_members.expected(3)] * len(made) or not replays:
+        raise RuntimeError(remedy or f"rows differ, or no step came from a graph ({replays} replays)")
+    count = torch.cuda.device_count()
+    where = "two GPUs" if count > 1 else "one GPU, which takes turns: two GPUs are left out, there is one"
+    return {"note": f"two ranks on {where}; {replays} steps from graphs"}
 
 
 def same_bits(_left: float) -> dict[str, Any]:
@@ -331,6 +355,7 @@ SECTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
     "environment": environment,
     "compiled": compiled,
     "ipc": ipc,
+    "ranks": ranks,
     "graphs": graphs,
     "same bits": same_bits,
     "model": model,

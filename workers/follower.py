@@ -12,7 +12,7 @@ from workers.group import Group
 from workers.held_model import HeldModel
 from workers.ops.protocol import Ops
 from workers.seats import PlanError
-from workers.shared_step import Capacity, StepReader
+from workers.shared_step import HOST_HANDLES, Capacity, StepReader
 from workers.weights.sharding import Shard
 
 
@@ -33,20 +33,22 @@ class Follower:
         self._joined: _Joined | None = None
 
     def export(self, spins: int) -> list[ArrayHandle]:
-        """Nothing: what ranks share is rank 0's."""
-        return []
+        """What its device shares; in the host's memory all is rank 0's."""
+        self.leave()
+        return self.held.share(self._shard.ranks)
 
     def join(self, handles: list[list[ArrayHandle]], spins: int) -> Group:
         """Opens what rank 0 exported. Raises IpcError where it is gone."""
-        if len(handles) != self._shard.ranks or len(handles[0]) != 3:
+        if len(handles) != self._shard.ranks or len(handles[0]) < HOST_HANDLES:
             raise PlanError(f"{len(handles)} ranks join a group of {self._shard.ranks}")
         self.leave()
-        board, ring, logits = handles[0]
+        board, ring, logits = handles[0][:HOST_HANDLES]
         opened: list[OpenedArray] = [self._arrays.open(board), self._arrays.open(logits)]
         capacity = Capacity.of(self.held.max_step_tokens, self.held.max_seats, self.held.context)
         group = Group(self._shard.rank, self._shard.ranks, opened[0].array, opened[1].array, spins)
         self._joined = _Joined(group, StepReader(self._arrays, ring, capacity, self._shard.rank), opened)
         self.held.ops.use_group(group)
+        self.held.open_shares([handles[0][HOST_HANDLES:], *handles[1:]])
         return group
 
     def leave(self) -> None:

@@ -71,6 +71,12 @@ class Group:
         for rank in range(self.ranks):
             futex.set_and_wake(self._line(rank), _LEFT)
 
+    def wait_until_left(self) -> None:
+        """For a thread of its own, which wakes whatever does not look at the board."""
+        line = self._line(self.rank) + _ARRIVED
+        while not (word := futex.load(line)) & _LEFT:
+            futex.sleep_while(line, word)
+
     def tell(self) -> None:
         """Rank 0 goes on; the others may, once they `hear`."""
         self._arrive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helexa.formats.checkpoint import Checkpoint
 from ipc.messages import Plan, SeatJoin
+from ipc.shared_array import ArrayHandle
 from workers.inputs import BLOCK_SIZE, StepInputs
 from workers.models.registry import Model, PoolingModel, RecurrentModel, load_model
 from workers.ops.protocol import Logits, Ops
@@ -47,6 +48,17 @@ class HeldModel:
 
     def allocate_kv(self, blocks: int) -> int:
         return self.ops.allocate_kv(self.model.layers, blocks, self.model.kv_heads, self.model.head_dim)
+
+    def share(self, ranks: int) -> list[ArrayHandle]:
+        """Memory of the ops' own device through which a new group meets, after `use_group`; none on the CPU."""
+        share = getattr(self.ops, "share", None)
+        handles: list[ArrayHandle] = [] if share is None else share(ranks, self.columns)
+        return handles
+
+    def open_shares(self, handles: list[list[ArrayHandle]]) -> None:
+        """Opens what `share` gave on each rank; all ranks come here. Raises GroupLeft."""
+        if (open_shares := getattr(self.ops, "open_shares", None)) is not None:
+            open_shares(handles)
 
     def run(self, inputs: StepInputs) -> Logits:
         """See Ops.run."""

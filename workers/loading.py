@@ -104,7 +104,7 @@ def load_rank(load: Load, rank: int, device: str, faults: Faults | None, report:
     started = time.monotonic()
     threads = machine.threads(ROOT, os.sched_getaffinity(0), load.threads, load.ranks)
     limit = machine.memory_limit(ROOT, machine.own_bytes(ROOT), load.memory_limit)
-    ops = choose_ops(load.ops, threads.count, load.max_step_tokens, load.max_seats, device, load.ranks)
+    ops = choose_ops(load.ops, threads.count, load.max_step_tokens, load.max_seats, device)
     file = open_model(load.files, quantising_of(load, rank), threads.count, report)
     end_ids = end_ids_of(file)
     if (expect := getattr(ops, "expect_weights", None)) and (line := expect(file.tensors.values(), load.memory_limit)):

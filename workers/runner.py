@@ -18,7 +18,7 @@ from workers.group import Group, new_board
 from workers.held_model import HeldModel
 from workers.ops.protocol import Float32, Logits, Ops
 from workers.seats import PlanError, Seat, Seats
-from workers.shared_step import Capacity, StepRing
+from workers.shared_step import HOST_HANDLES, Capacity, StepRing
 from workers.weights.sharding import Shard
 
 SCORED_ROWS = 256  # a message of so many log probabilities, with 20 others each, is well within a datagram
@@ -74,12 +74,13 @@ class Runner:
         capacity = Capacity.of(self.held.max_step_tokens, self.held.max_seats, self.context)
         self._ring = StepRing(self._arrays, capacity, self._ranks)
         logits = self._logits.export((self.held.max_seats, self.held.columns), "float32")
-        return [self._board.export(board.shape, "uint8"), self._ring.handle(), logits]
+        return [self._board.export(board.shape, "uint8"), self._ring.handle(), logits, *self.held.share(self._ranks)]
 
     def join(self, handles: list[list[ArrayHandle]], spins: int) -> Group:
         """The others have opened what `export` made."""
         if self.group is None or len(handles) != self._ranks:
             raise PlanError(f"{len(handles)} ranks join a group of {self._ranks}")
+        self.held.open_shares([handles[0][HOST_HANDLES:], *handles[1:]])
         return self.group
 
     def leave(self) -> None:

@@ -17,6 +17,7 @@ from ipc.shared_array import ArrayHandle, SharedArrays
 from workers.inputs import BLOCK_SIZE, StepInputs
 
 SLOTS = 2
+HOST_HANDLES = 3  # that rank 0 exports: the group's board, the steps and the logits; what follows is of its device
 _NUMBERS = 2**30  # after which numbers begin again, as many as slots divide
 _FIELDS = tuple(field.name for field in fields(StepInputs))
 _HEADER = 2 + 2 * len(_FIELDS)  # number, whether it is a step, then (rows, columns) of each array

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from helexa import run_directory
+from helexa import devices, run_directory
 from helexa.catalogue.model_shape import read_shape
 from helexa.client import Client
 from helexa.commands import ctl
@@ -29,7 +29,7 @@ class _Service:
     """A private service, ready. See helexa.verify.session.Running."""
 
     def __init__(self, config: Config, client: Client) -> None:
-        self._config = config
+        self.config = config
         self._client = client
 
     @property
@@ -38,7 +38,7 @@ class _Service:
 
     def model(self) -> dict[str, Any]:
         """The one model's entry in the control socket's `status`."""
-        models = ctl.ask(self._config, "status")["models"]
+        models = ctl.ask(self.config, "status")["models"]
         if len(models) != 1 or "counters" not in models[0]:
             raise StartError("the private server has no model that answers; `helexa serve` says why")
         entry: dict[str, Any] = models[0]
@@ -67,7 +67,7 @@ def verify(
     outcomes: list[Outcome] = []
     with _started(config_file, own, show_progress) as first:
         about = {key: first.model()[key] for key in ("name", "ops", "fingerprint")}
-        programme = _programme(first.model(), quick or self_test)
+        programme = _programme(first, quick or self_test)
         session = Session(programme)
         _print("{name}, {ops}, {fingerprint}\n\n".format(**about) + report.HEAD, table)
         outcomes += _shown(session.service(programme.services[0], first), table)
@@ -82,17 +82,19 @@ def verify(
     return 0 if report.passed(outcomes, self_test) else 1
 
 
-def _programme(model: Mapping[str, Any], quick: bool) -> Programme:
+def _programme(service: _Service, quick: bool) -> Programme:
+    model, most_ranks = service.model(), _most_ranks(service)
     asks = make_asks(QUICK_ASKS if quick else FULL_ASKS, model["vocab"], model["context"], TOKENS)
-    return settings.quick(asks, _most_ranks(model)) if quick else settings.full(asks, _most_ranks(model))
+    return settings.quick(asks, most_ranks) if quick else settings.full(asks, most_ranks)
 
 
-def _most_ranks(model: Mapping[str, Any]) -> int:
-    """That the model can be split over, where it runs: ranks are of the CPU."""
-    if model["ops"].startswith("CUDA"):
-        return 1
-    with closing(open_checkpoint(model_path(model["files"]))) as file:
-        return read_shape(file).most_ranks
+def _most_ranks(service: _Service) -> int:
+    """That the model can be split over, where it runs: each takes a GPU of its own, or they share the CPU."""
+    with closing(open_checkpoint(model_path(service.model()["files"]))) as file:
+        most = read_shape(file).most_ranks
+    config = service.config
+    gpus = devices.choose(config.devices.use, config.cpu.ops)
+    return min(most, len(gpus)) if gpus else most
 
 
 def _shown(outcomes: Iterable[Outcome], out: TextIO | None) -> list[Outcome]:

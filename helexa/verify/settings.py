@@ -264,7 +264,7 @@ def threads(count: int) -> Callable[[Seen], Witness]:
 def on_ranks(seen: Seen) -> Witness:
     """The model is held by several processes."""
     if seen.ranks == 1:
-        return Witness(False, "not possible: the model has one KV head, or runs on a GPU", not_served=True)
+        return Witness(False, "not possible: the model has one KV head, or there is one GPU", not_served=True)
     return Witness(seen.ranks == RANKS and seen.rose("steps") > 0, _count(seen.ranks, "rank"))
 
 

@@ -23,6 +23,16 @@ def gpu() -> Any:
     return Gpu(0, CUBINS)
 
 
+def place_of_rank(rank: int) -> Any:
+    """A GPU for each rank, while there are any."""
+    if not torch.cuda.is_available():
+        return EmulatedPlace()
+    from workers.ops.cuda.gpu import Gpu
+
+    CUBINS.mkdir(mode=0o700, exist_ok=True)
+    return Gpu(rank % torch.cuda.device_count(), CUBINS)
+
+
 def place_of(schedule: str = "forward", refuse_capture: bool = False) -> Any:
     """`refuse_capture` is the emulator's alone."""
     return gpu() if torch.cuda.is_available() and not refuse_capture else EmulatedPlace(schedule, refuse_capture)

@@ -161,3 +161,6 @@ def _run(rank: int, ranks: int, handle: ArrayHandle, work: Any, arguments: tuple
         answer.send(work(group, *arguments))
     except GroupLeft:
         answer.send("left")
+    except BaseException:
+        group.leave()  # so that no other waits
+        raise

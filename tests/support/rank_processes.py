@@ -23,9 +23,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class RankProcesses:
     """`folder` holds the socket; `load` are fields of Load beyond the files, `arguments` more of each
-    process. Leaves nothing running after `close`."""
+    process, which run `module`. Leaves nothing running after `close`."""
 
-    def __init__(self, folder: Path, files: dict[str, str], ranks: int = 1, arguments: Sequence[str] = (), **load: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: dict[str, str],
+        ranks: int = 1,
+        arguments: Sequence[str] = (),
+        module: str = "workers.process",
+        **load: Any,
+    ) -> None:
         values: dict[str, Any] = {
             "max_step_tokens": 64,
             "max_seats": 8,
@@ -36,6 +44,7 @@ class RankProcesses:
         }
         self.ranks = ranks
         self._arguments = list(arguments)
+        self._module = module
         self.load_message = Load(files, **{**values, **load}, ranks=ranks)
         self._endpoint = str(folder / "w.sock")
         self._listener = sockets.listen(self._endpoint)
@@ -52,14 +61,14 @@ class RankProcesses:
             sys.executable,
             "-P",
             "-m",
-            "workers.process",
+            self._module,
             "--leash-fd",
             str(theirs.fileno()),
             "--endpoint",
             self._endpoint,
         ]
         command += ["--model", "m", "--rank", str(rank), "--log-level", "error", *self._arguments]
-        environment = {**os.environ, **BLAS_ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **BLAS_ENVIRONMENT, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"}
         self.processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd="/", env=environment))
         self._leashes.append(leash)
         theirs.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from helexa.errors import StartError
 from workers.ops.native.ops import NativeOps, available
 from workers.ops.protocol import Ops
@@ -11,16 +9,14 @@ from workers.ops.reference import ReferenceOps
 from workers.ops.stock import StockOps
 
 
-def choose_ops(wanted: str, threads: int, max_step_tokens: int, max_seats: int, device: str = "cpu", ranks: int = 1) -> Ops:
+def choose_ops(wanted: str, threads: int, max_step_tokens: int, max_seats: int, device: str = "cpu") -> Ops:
     """`device` is `cpu`, or `cuda` for the GPU that this process is shown. `wanted`, of the CPU's ops, is `auto`, `native`,
     `reference`, or `stock`, which is for `helexa verify --self-test`. Raises StartError where `native` is asked for and missing,
-    where the built library is of other sources than those beside it, and for several `ranks` on GPUs."""
+    and where the built library is of other sources than those beside it."""
     if device == "cuda":
-        if ranks > 1:
-            raise StartError(f"{ranks} ranks on GPUs are not served yet: set devices.tensor_parallel = 1, or devices.use = cpu")
         from workers.ops.cuda.choice import gpu_ops  # torch and CuPy: in a GPU's worker alone
 
-        return cast(Ops, gpu_ops(max_step_tokens, max_seats))  # the ops between ranks are not among a GPU's
+        return gpu_ops(max_step_tokens, max_seats)
     if wanted == "stock":
         return StockOps(threads)
     if wanted == "reference":

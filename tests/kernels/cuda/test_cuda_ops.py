@@ -195,6 +195,14 @@ def test_draws_are_the_definitions(bench: Any) -> None:
     assert ids.tolist() == expected_ids.tolist() and errors == expected_errors and "1 NaN" in errors[2]
 
 
+def test_nothing_is_drawn_of_no_rows() -> None:
+    """A step that ends no prompt."""
+    none = np.empty(0, np.float32)
+    rows = SampleRows(none, none.astype(np.int32), none, none, none.astype(np.uint64), none.astype(np.int32))
+    ids, errors = CudaOps(place_of(), 64).sample(np.empty((0, 300), np.float32), rows)
+    assert ids.tolist() == errors == []
+
+
 class TinyHybrid:
     """One recurrent layer."""
 

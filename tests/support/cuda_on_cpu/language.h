@@ -1,5 +1,7 @@
 // CUDA C++ as g++ understands it: qualifiers, indices, and the intrinsics that the kernels use, no more.
 #pragma once
+#include <sched.h>
+
 #include <cmath>
 #include <cstring>
 #include <tuple>
@@ -72,6 +74,11 @@ inline int atomicAdd(int* place, int value) { return __atomic_fetch_add(place, v
 inline unsigned long long atomicAdd(unsigned long long* place, unsigned long long value) {
     return __atomic_fetch_add(place, value, __ATOMIC_RELAXED);
 }
+
+// Between processes, as between GPUs.
+inline unsigned load_acquire(const unsigned* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+inline void store_release(unsigned* word, unsigned value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+inline void nap() { sched_yield(); }
 
 template <class To, class From> To same_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "");

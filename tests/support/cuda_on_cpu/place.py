@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import memfd_cupy
 import torch
 from cuda_on_cpu.emulator import Emulator
 
+from ipc.cuda_array import CudaArrays
+from ipc.shared_array import SharedArrays
 from kernels_cupy.registry import Defines, Kernel
 from workers.ops.cuda.place import CaptureError
 
 
 class EmulatedPlace(Emulator):
-    """While capturing, launches are noted and not run, as on a GPU. `refuse_capture` makes every capture fail at its second launch."""
+    """While capturing, launches are noted and not run, as on a GPU. `refuse_capture` makes every capture fail at its second launch.
+    Unless it `shares`, other ranks cannot map its memory."""
 
     name = "CUDA kernels on the CPU, for tests"
     torch_device = "cpu"
 
-    def __init__(self, schedule: str = "forward", refuse_capture: bool = False) -> None:
+    def __init__(self, schedule: str = "forward", refuse_capture: bool = False, shares: bool = True) -> None:
         super().__init__(schedule)
         self._refuse_capture = refuse_capture
+        self.arrays: SharedArrays | None = CudaArrays(memfd_cupy) if shares else None
         self._noted: list[Callable[[], object]] | None = None
         self._loaded: set[tuple[str, Defines, str]] = set()
 
@@ -69,6 +74,12 @@ class EmulatedPlace(Emulator):
             work()
         else:
             self._noted.append(work)
+
+    def tensor_of(self, array: Any) -> torch.Tensor:
+        return torch.from_numpy(array)
+
+    def address_of(self, array: Any) -> int:
+        return int(array.ctypes.data)
 
     def free_bytes(self) -> int:
         return 1 << 30

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from helexa.errors import StartError
+from ipc.cuda_array import CudaArrays
+from ipc.shared_array import SharedArrays
 from kernels_cupy import compiler
 from kernels_cupy.device import Argument
 from kernels_cupy.registry import Defines, Kernel
@@ -32,6 +34,7 @@ class Gpu:
             raise StartError(f"cuda:{index} has compute capability {major}.{minor}; the kernels need 8.0 or later")
         self.torch_device = f"cuda:{index}"
         self.name = f"CUDA, {torch.cuda.get_device_name(index)}"
+        self.arrays: SharedArrays | None = CudaArrays(cupy)
         self._folder = tempfile.TemporaryDirectory(prefix="helexa-cubins-")
         self._cubins = cubins or Path(self._folder.name)
         self._pool = torch.cuda.graph_pool_handle()  # graphs run one after another, so they share memory
@@ -86,6 +89,12 @@ class Gpu:
     def wait_for(self, copy: object) -> None:
         assert isinstance(copy, torch.cuda.Event)
         torch.cuda.current_stream().wait_event(copy)
+
+    def tensor_of(self, array: Any) -> torch.Tensor:
+        return torch.as_tensor(array, device=self.torch_device)
+
+    def address_of(self, array: Any) -> int:
+        return int(array.data.ptr)
 
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info()

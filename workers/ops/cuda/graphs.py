@@ -30,10 +30,11 @@ def bucket_of(count: int) -> int:
 
 class Graphs:
     """`captures` counts forwards captured, `replays` steps run from one, `fallbacks` steps run op by op, `invalidations` graphs thrown
-    away as what they point to moved."""
+    away as what they point to moved. While they are `held_back` every step runs op by op."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.held_back = False
         self._held: dict[tuple[Forward, Bucket], _Captured | None] = {}
         self.captures = self.replays = self.fallbacks = self.invalidations = 0
 
@@ -52,7 +53,7 @@ class Graphs:
             return captured.logits
         logits = compute()
         self.fallbacks += 1
-        if bucket.rows <= LARGEST_CAPTURED and bucket.is_decode and key not in self._held:
+        if not self.held_back and bucket.rows <= LARGEST_CAPTURED and bucket.is_decode and key not in self._held:
             self._held[key] = self._capture(compute)
         return logits
 

@@ -33,6 +33,7 @@ from kernels_cupy.silu_mul.launcher import gelu_tanh_mul, silu_mul
 from workers.inputs import StepInputs
 from workers.ops.cuda import rules, weights
 from workers.ops.cuda.graphs import LARGEST_CAPTURED, Graphs, bucket_of
+from workers.ops.cuda.group_ops import GroupOps
 from workers.ops.cuda.logits import DeviceLogits
 from workers.ops.cuda.mixtures import Mixtures
 from workers.ops.cuda.place import Place
@@ -76,7 +77,7 @@ class _States:
     matrices: torch.Tensor  # layers x slots x value heads x key dim x value dim
 
 
-class CudaOps:
+class CudaOps(GroupOps):
     """Implements `Ops` (workers/ops/protocol.py)."""
 
     kind = "cuda"
@@ -89,6 +90,7 @@ class CudaOps:
         self.weight_bytes = 0
         self.graphs = Graphs(place)
         self.streams = Streams(place)
+        self._opened, self._left = [], []
         self._buffers = StepBuffers(self._torch_device)
         self._kv: tuple[torch.Tensor, torch.Tensor] | None = None  # keys, values: layers x blocks x K x 16 x D
         self._states: _States | None = None
@@ -187,11 +189,13 @@ class CudaOps:
         try:
             logits = self._compute(forward, inputs)[:wanted]
             self._place.synchronise()
+            if self._exchange is not None:
+                self._exchange.check()
         except torch.OutOfMemoryError as error:
             raise weights.memory_error(error) from None
         finally:
             self._step = None
-        host = np.empty(logits.shape, np.float32) if self._logits is None else self._logits[:wanted]
+        host = np.empty(logits.shape, np.float32) if self._logits is None else self._logits[: len(logits)]
         return DeviceLogits(logits, host)
 
     def _compute(self, forward: Callable[[Ops], Value], inputs: StepInputs) -> torch.Tensor:
@@ -229,7 +233,7 @@ class CudaOps:
 
     def _bucket(self, rows: int, sequences: int, logit_rows: int) -> Bucket:
         """Decode steps are padded to a power of two; others are taken as they are."""
-        if rows == logit_rows == sequences and rows <= LARGEST_CAPTURED:
+        if rows == logit_rows == sequences and rows <= LARGEST_CAPTURED and not self.graphs.held_back:
             size = bucket_of(rows)
             return Bucket(size, size, size, self._table_width)
         return Bucket(rows, sequences, logit_rows, self._table_width)
@@ -350,16 +354,17 @@ class CudaOps:
         normalise: bool,
         hidden: Sequence[int] = (),
     ) -> Value:
-        assert not hidden, "one rank makes all columns"
         rows, of_experts, step = cast(torch.Tensor, x), cast(torch.Tensor, scores), self._inputs()
         gate_up, down = self._mixtures.of(experts)
         routing = Routing.empty(len(rows), len(experts), top_k, self._torch_device)
         route(self._place, of_experts, step.sequence_of_row, normalise, routing)
-        pairs, width = len(rows) * top_k, down.inputs
+        pairs, width = len(rows) * top_k, gate_up.parts * gate_up.outputs // 2
         both = moe_linear(self._place, rows, gate_up, routing, top_k, self._empty(pairs, 2 * width))
         gated = silu_mul(self._place, both, self._empty(pairs, width))
-        parts = moe_linear(self._place, gated, down, routing, 1, self._empty(pairs, rows.shape[1]))
-        return cast(Value, combine(self._place, parts, routing, torch.empty_like(rows)))
+        if hidden:
+            gated = self._between.all_gather(gated, [hidden])
+        parts = moe_linear(self._place, gated, down, routing, 1, self._empty(pairs, down.outputs))
+        return cast(Value, combine(self._place, parts, routing, self._empty(len(rows), down.outputs)))
 
     def gather_logit_rows(self, x: Value) -> Value:
         """Copies, as an embedding in a table of float32."""
@@ -407,6 +412,8 @@ class CudaOps:
 
     def sample(self, logits: Logits, rows: SampleRows) -> tuple[NDArray[np.int32], list[str]]:
         """See Ops.sample. Only ids and error words come to the host, in one transfer."""
+        if len(logits) == 0:
+            return np.empty(0, np.int32), []
         if isinstance(logits, DeviceLogits):
             on_device = logits.on_device()
         else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ipc.shared_array import SharedArrays
 from kernels_cupy.device import Device
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class CaptureError(Exception):
 class Place(Device, Protocol):
     name: str  # for people
     torch_device: str
+    arrays: SharedArrays | None  # whose memory other ranks can map, and kernels of both write to; None: there is none
 
     def capture(self, work: Callable[[], object]) -> Callable[[], None]:
         """Notes what `work` launches, running nothing, and returns what launches it all again. Raises CaptureError."""
@@ -37,6 +39,14 @@ class Place(Device, Protocol):
 
     def wait_for(self, copy: object) -> None:
         """What is launched from now on runs behind the copy."""
+        ...
+
+    def tensor_of(self, array: Any) -> torch.Tensor:
+        """An array of `arrays` as a tensor, which holds it."""
+        ...
+
+    def address_of(self, array: Any) -> int:
+        """Where kernels find an array of `arrays`, of this process or another's."""
         ...
 
     def free_bytes(self) -> int:

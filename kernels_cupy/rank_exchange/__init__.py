@@ -1,0 +1,1 @@
+"""Rows put together by the GPUs of several ranks, in each other's memory."""
