@@ -69,6 +69,12 @@ class Link:
         poller.register(self._sock, select.POLLIN)
         return bool(poller.poll(0))
 
+    def is_left(self) -> bool:
+        """Whether the peer has closed its end, whatever of its words is still unread."""
+        poller = select.poll()
+        poller.register(self._sock, 0)
+        return bool(poller.poll(0))
+
     def _datagram(self) -> bytes:
         try:
             data = self._sock.recv(MAX_WORKER_BYTES + 1)

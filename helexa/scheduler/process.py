@@ -78,9 +78,10 @@ class SchedulerProcess:
             if self.clients.socket in ready:
                 for client, message in self.clients.receive():
                     self._on_client(client, message, now)
-            if self.leash.fileno() in ready and not self._read_leash(now):
-                self._report_left()
-                return
+            while self.leash.has_message():  # all of it: a worker's first words come after the supervisor's about its model
+                if not self._read_leash(now):
+                    self._report_left()
+                    return
             self._read_workers(ready, now)
             self._read_operators(ready, now)
             self.watched.at(now)
@@ -213,7 +214,6 @@ class SchedulerProcess:
             self._refuse_given_up(engine)
         if message.parked:
             engine.park(now)
-        self.workers.serve(message.instance, now)
 
     def _call(self, message: leash_messages.Summon | leash_messages.Dismiss, now: float) -> None:
         """An operator wants a model in memory, or out of it."""

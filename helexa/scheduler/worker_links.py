@@ -57,13 +57,11 @@ class _Worker:
 
 @dataclass
 class _Connection:
-    """`worker` None: its first words have not come, or they came before the supervisor's about its model, which are kept as
-    `early`."""
+    """`worker` None: its first words have not come."""
 
     link: Link
     worker: _Worker | None = None
     rank: int = 0
-    early: messages.Register | None = None
 
 
 class WorkerLinks:
@@ -120,30 +118,20 @@ class WorkerLinks:
         except Closed:
             self._drop(fd, now)
 
-    def serve(self, instance: int, now: float) -> None:
-        """The supervisor has told of this model; a worker of it may have been here before."""
-        for fd, connection in list(self._connections.items()):
-            if fd in self and connection.early is not None and connection.early.instance == instance:
-                message, connection.early = connection.early, None
-                try:
-                    self._register(connection, message, now)
-                except Closed:
-                    self._drop(fd, now)
-
     def _register(self, connection: _Connection, message: messages.Register, now: float) -> None:
-        """The engine hears of its worker once all ranks are there. A rank that is there already has left its former connection."""
-        if connection.worker is not None or connection.early is not None:
+        """The engine hears of its worker once all ranks are there. The model is known: the supervisor names it before it tells a worker
+        of this scheduler. A rank that has left its former connection, or died, may not have been missed yet."""
+        if connection.worker is not None:
             raise BadMessage("a second Register")
         engine = self._roster.get(message.instance)
-        wrong = engine is not None and (engine.name != message.model or not 0 <= message.rank < engine.ranks)
-        if wrong or message.protocol != messages.PROTOCOL_VERSION or message.pid != connection.link.peer_pid():
+        worker = self._workers.get(message.instance)
+        former = worker.links.get(message.rank) if worker is not None else None
+        known = engine is not None and engine.name == message.model and 0 <= message.rank < engine.ranks
+        mine = message.protocol == messages.PROTOCOL_VERSION and message.pid == connection.link.peer_pid()
+        if engine is None or not known or not mine or (former is not None and not former.is_left()):
             log.error("a worker of %s (rank %d, pid %d) is not expected here", message.model, message.rank, message.pid)
             raise Closed("not expected")
-        if engine is None:
-            connection.early = message
-            return
-        worker = self._workers.get(message.instance)
-        if worker is not None and message.rank in worker.links:
+        if worker is not None and former is not None:
             self._lose(worker, now)
             worker = None
         if worker is None:
