@@ -64,7 +64,8 @@ class Group:
 
     @property
     def left(self) -> bool:
-        return bool(futex.load(self._line(self.rank)) & _LEFT)
+        """Who leaves marks line by line: a rank may have seen the mark of another before its own."""
+        return any(futex.load(self._line(rank)) & _LEFT for rank in range(self.ranks))
 
     def leave(self) -> None:
         """Ends the group for all its ranks, wherever they wait. From any thread."""

@@ -90,6 +90,15 @@ def test_a_group_that_is_left_keeps_nobody(work: Any) -> None:
             members.group.meet()
 
 
+def test_a_mark_of_any_line_says_that_the_group_is_left() -> None:
+    """Lines are marked one by one: a rank that had seen the mark of rank 0, and not yet its own, took the step's end for a fault."""
+    board = np.zeros(board_bytes(2), np.uint8)
+    ranks = [Group(rank, 2, board, np.zeros((1, 1), np.float32)) for rank in range(2)]
+    assert not any(group.left for group in ranks)
+    board.view(np.uint32)[0] |= 1  # rank 0's
+    assert all(group.left for group in ranks)
+
+
 def test_a_rank_that_dies_is_waited_for_until_the_group_is_left() -> None:
     """Its death wakes nobody by itself; whoever ends the group does, here from another thread."""
     with Members(3, group_members.meet) as members:
