@@ -100,7 +100,7 @@ class _Supervisor:
         """Whether it is gone; takes its last words. Not by the end of its leash alone: a child that it was just forking has that open
         for a moment longer, and nobody would look again."""
         dead = _is_readable(self.child.pidfd)
-        while _is_readable(self.leash.fileno()):
+        while self.leash.has_message():
             try:
                 message = self.leash.receive()
             except (Closed, BadMessage):

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from helexa.formats.ggml_types import BY_NAME, dequantise
+from tools.bench_random_models import HALVES
 from workers.inputs import StepInputs
 from workers.ops.native import library
 from workers.ops.native.build import BuildError, build
@@ -19,19 +20,6 @@ from workers.ops.reference import ReferenceOps
 
 Float32 = NDArray[np.float32]
 SEATS = 64
-# Where a block of a quantised type has its half-precision scale, and its minimum if it has one.
-HALVES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
